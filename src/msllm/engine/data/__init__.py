@@ -1,0 +1,1 @@
+"""Data: reading text, tokenizing it into indexed files, and serving batches with exact state."""

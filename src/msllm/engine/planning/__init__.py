@@ -1,0 +1,1 @@
+"""Planning: what a run will need, known before it starts."""

@@ -1,0 +1,1 @@
+"""Training: the loop, its state and checkpoints, metrics and where they go."""

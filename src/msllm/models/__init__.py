@@ -1,0 +1,1 @@
+"""FACTS about models: shapes, catalog, counts, weight names. Nothing here imports torch."""
