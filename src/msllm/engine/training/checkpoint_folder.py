@@ -196,7 +196,7 @@ def latest_complete(root: Path) -> Latest:
     A newer folder that is not complete (a truncated file, a missing manifest) is passed over,
     with a note that says why.
     """
-    notes = []
+    notes: list[str] = []
     for _, path in _numbered(root, _DONE):
         manifest = _read(path)
         if isinstance(manifest, Manifest):
