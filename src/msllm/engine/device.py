@@ -47,6 +47,7 @@ _DTYPES: dict[Kind, tuple[torch.dtype, ...]] = {
 # NVIDIA: data sheets, without sparsity; fp32 outside the tensor cores, as torch multiplies it.
 _PEAK_FLOPS: tuple[tuple[str, float, float], ...] = (
     ("Ascend910B1", 414e12, 103e12),
+    ("Ascend910B2C", 354e12, 88e12),
     ("Ascend910B2", 376e12, 94e12),
     ("Ascend910B3", 313e12, 78e12),
     ("Ascend910B4", 280e12, 70e12),

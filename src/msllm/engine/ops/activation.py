@@ -15,6 +15,9 @@ def swiglu(x: Tensor, limit: float | None = None) -> Tensor:
     """silu(gate) * up (arXiv:2002.05202): x [..., 2f] as gate | up -> [..., f].
 
     `limit` clamps the gate from above and up on both sides first.
+
+    Left to autograd, which keeps `x` and silu(gate): an own backward pass that keeps `x` alone took
+    as long to 1.35 times as long on a CPU.
     """
     gate, up = _halves(x, limit)
     return F.silu(gate) * up

@@ -34,6 +34,7 @@ class Operators:
     permute: Callable[..., tuple[Tensor, Tensor | None, Tensor]] = moe_permute.permute
     unpermute: TensorFunction = moe_permute.unpermute
     adamw: Callable[..., torch.optim.AdamW] = adamw_module.adamw
+    fuse_adamw: Callable[[torch.optim.AdamW], None] = adamw_module.fuse_adamw
 
     def implementations(self) -> dict[str, str]:
         """Operator -> where its implementation is, as `module.function`, for a run's header."""
@@ -47,10 +48,12 @@ class Operators:
 REFERENCE = Operators()
 """The pure-torch implementations: right everywhere, and the truth for tests."""
 
-_FUSED: dict[str, dict[str, Callable[..., Any]]] = {"npu": {}}
+_OWN: dict[str, dict[str, Callable[..., Any]]] = {
+    "npu": {"adamw": adamw_module.adamw_foreach, "fuse_adamw": adamw_module.foreach_adamw},
+}
 """Kind of device -> operator -> implementation, for those that beat the reference there."""
 
 
 def operators_for(kind: str) -> Operators:
     """Choose the operators of a kind of device: its own where it has them, else references."""
-    return Operators(**_FUSED.get(kind, {}))
+    return Operators(**_OWN.get(kind, {}))

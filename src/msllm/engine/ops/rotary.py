@@ -78,6 +78,9 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
         cos: Table of `cos_sin`, [s, 1 or b, 1, r] with r <= d.
         sin: As `cos`.
         interleaved: A pair is dimensions (2i, 2i + 1); otherwise (i, i + r / 2).
+
+    Computed in the tables' fp32 and rounded once. An own backward pass (the turn back) gained less
+    than a tenth on a CPU.
     """
     r = cos.shape[-1]
     turned, rest = x[..., :r], x[..., r:]
