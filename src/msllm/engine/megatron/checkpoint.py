@@ -1,0 +1,98 @@
+"""Save and load a MegatronBackend in Megatron-core's `torch_dist` format.
+
+The files hold global tensors: what one layout wrote, any other reads. Folders, their names and
+what makes one complete are the business of `training.checkpoint_folder`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from megatron.core import dist_checkpointing, parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+if TYPE_CHECKING:
+    from msllm.engine.megatron.backend import MegatronBackend
+
+
+def save(backend: MegatronBackend, folder: Path, background: bool) -> Any:
+    """Write the backend's state into `folder`, which exists and is empty.
+
+    With `background`, only the copy to host memory is made before returning; the request that is
+    returned does the rest (see `dist_checkpointing.save`).
+    """
+    return dist_checkpointing.save(
+        _state(backend, loading=False),
+        str(folder),
+        async_sharded_save=background,
+        validate_access_integrity=True,
+        content_metadata=_metadata(),
+    )
+
+
+def load(backend: MegatronBackend, folder: Path) -> None:
+    """Read a checkpoint into the backend, whatever layout wrote it."""
+    request = _state(backend, loading=True)
+    saved_here = _saved_at_this_layout(folder)
+    if not saved_here:
+        request.pop("rng")
+    state = dist_checkpointing.load(request, str(folder), validate_access_integrity=True)
+    for index, chunk in enumerate(backend.chunks):
+        chunk.module.load_state_dict(state[_key(backend, index)], strict=True)
+    backend.optimizer.load_state_dict(state["optimizer"])
+    if saved_here:
+        _set_random_state(backend, state["rng"])
+
+
+def _key(backend: MegatronBackend, index: int) -> str:
+    return "model" if len(backend.chunks) == 1 else f"model{index}"
+
+
+def _metadata() -> dict[str, Any]:
+    return {
+        "distrib_optim_sharding_type": "fully_reshardable",
+        "distrib_optim_fully_reshardable_mem_efficient": False,
+        "singleton_local_shards": False,
+        "chained_optim_avoid_prefix": True,
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+    }
+
+
+def _state(backend: MegatronBackend, loading: bool) -> dict[str, Any]:
+    metadata = _metadata()
+    state: dict[str, Any] = {
+        _key(backend, index): chunk.module.sharded_state_dict(metadata=metadata)
+        for index, chunk in enumerate(backend.chunks)
+    }
+    state["optimizer"] = backend.optimizer.sharded_state_dict(
+        dict(state), is_loading=loading, metadata=metadata
+    )
+    state["rng"] = _random_state(backend)
+    return state
+
+
+def _random_state(backend: MegatronBackend) -> ShardedObject:
+    """Every rank's random state, by rank: it only makes sense at the layout that saved it."""
+    rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    state = {
+        "cpu": torch.get_rng_state(),
+        "device": backend.device.rng_state(),
+        "tracker": get_cuda_rng_tracker().get_states(),
+    }
+    return ShardedObject("rng", state, (world,), (rank,))
+
+
+def _set_random_state(backend: MegatronBackend, state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["cpu"])
+    backend.device.set_rng_state(state["device"])
+    get_cuda_rng_tracker().set_states(state["tracker"])
+
+
+def _saved_at_this_layout(folder: Path) -> bool:
+    """Whether as many ranks wrote the checkpoint as there are now."""
+    keys = dist_checkpointing.load_sharded_metadata(str(folder))
+    shapes = {v.global_shape for v in keys.values() if getattr(v, "key", None) == "rng"}
+    return shapes == {(torch.distributed.get_world_size(),)}

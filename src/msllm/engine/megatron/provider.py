@@ -1,0 +1,115 @@
+"""The provider from which Megatron-core builds layers: which module does what.
+
+This is Megatron's own door for other implementations (`BackendSpecProvider`): msllm's norms,
+attention, activation and experts come in here, chosen and not patched in.
+"""
+
+from __future__ import annotations
+
+from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
+from megatron.core.models.backends import BackendSpecProvider
+from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.mlp import MLPSubmodules
+from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_layer import (
+    TransformerLayer,
+    TransformerLayerSubmodules,
+)
+
+from msllm.engine.megatron.model_config import ModelConfig
+from msllm.engine.megatron.modules import Activation, CoreAttention, GroupedExperts, Norm
+
+
+class SpecProvider(BackendSpecProvider):
+    """Megatron's parallel linears with msllm's operators between them."""
+
+    def column_parallel_linear(self) -> type:
+        """Linear whose output features are spread over the tensor parallel group."""
+        return ColumnParallelLinear
+
+    def row_parallel_linear(self) -> type:
+        """Linear whose input features are spread over the tensor parallel group."""
+        return RowParallelLinear
+
+    def fuse_layernorm_and_linear(self) -> bool:
+        """Whether norm and linear are one module: they are not."""
+        return False
+
+    def column_parallel_layer_norm_linear(self) -> type | None:
+        """The module for norm and linear in one: none."""
+        return None
+
+    def layer_norm(self, rms_norm: bool = False, for_qk: bool = False) -> type:
+        """The norm; which kind is the config's."""
+        return Norm
+
+    def core_attention(self) -> type:
+        """Softmax attention."""
+        return CoreAttention
+
+    def grouped_mlp_modules(
+        self, moe_use_grouped_gemm: bool, moe_use_legacy_grouped_gemm: bool
+    ) -> tuple[type, MLPSubmodules | None]:
+        """The experts: one grouped matmul for all of a rank, or one MLP each."""
+        if moe_use_grouped_gemm:
+            return GroupedExperts, None
+        return SequentialMLP, MLPSubmodules(
+            linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear
+        )
+
+    def activation_func(self) -> type:
+        """The MLP's activation."""
+        return Activation
+
+
+def layer_spec(config: ModelConfig, layer: int) -> ModuleSpec:
+    """The modules of transformer layer `layer` (from 0)."""
+    provider = SpecProvider()
+    norm = provider.layer_norm()
+    qk_norm = norm if config.qk_layernorm else IdentityOp
+    attention = ModuleSpec(
+        module=SelfAttention,
+        params={"attn_mask_type": AttnMaskType.causal},
+        submodules=SelfAttentionSubmodules(
+            linear_qkv=provider.column_parallel_linear(),
+            core_attention=provider.core_attention(),
+            linear_proj=provider.row_parallel_linear(),
+            q_layernorm=qk_norm,
+            k_layernorm=qk_norm,
+        ),
+    )
+    mlp = get_mlp_module_spec_for_backend(
+        backend=provider,
+        num_experts=config.num_moe_experts if config.architecture.has_experts(layer) else None,
+        moe_grouped_gemm=config.moe_grouped_gemm,
+        moe_use_legacy_grouped_gemm=config.moe_use_legacy_grouped_gemm,
+        use_te_activation_func=True,
+    )
+    return ModuleSpec(
+        module=TransformerLayer,
+        submodules=TransformerLayerSubmodules(
+            input_layernorm=norm,
+            self_attention=attention,
+            self_attn_bda=get_bias_dropout_add,
+            pre_mlp_layernorm=norm,
+            mlp=mlp,
+            mlp_bda=get_bias_dropout_add,
+            sharded_state_dict_keys_map={
+                "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+                "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+            },
+        ),
+    )
+
+
+def block_spec(config: ModelConfig, layers: range) -> TransformerBlockSubmodules:
+    """The modules of one pipeline chunk that holds the global layers `layers`."""
+    return TransformerBlockSubmodules(
+        layer_specs=[layer_spec(config, layer) for layer in layers], layer_norm=Norm
+    )
