@@ -1,5 +1,6 @@
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ def step(number: int, **other: Any) -> StepMetrics:
         "step_time_s": 0.25,
         "memory_bytes": 2**30,
         "mfu": 0.4,
+        "time": 1.7e9 + number,
     }
     return StepMetrics(step=number, **{**figures, **other})
 
@@ -183,3 +185,18 @@ def test_an_unreadable_file_is_an_input_error(tmp_path: Path, content: str | Non
         path.write_text(content)
     with pytest.raises(InputError, match=r"metrics\.jsonl"):
         read_metrics(path)
+
+
+def test_every_step_knows_when_it_ended() -> None:
+    first = StepMetrics(
+        step=1,
+        loss=1.0,
+        lr=1.0,
+        grad_norm=None,
+        tokens=1,
+        tokens_per_second=1.0,
+        step_time_s=1.0,
+        memory_bytes=1,
+        mfu=None,
+    )
+    assert first.time == pytest.approx(time.time(), abs=60)

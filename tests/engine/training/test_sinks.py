@@ -294,3 +294,19 @@ def test_a_tracker_gets_every_step_and_one_id_over_resumes(
         (args[0]["train/loss"], kwargs["step"]) for n, args, kwargs in package.calls if n == "log"
     ]
     assert logged == [(10.0, 1), (pytest.approx(10 / 3), 3)]
+
+
+@pytest.mark.parametrize("tracker", ["wandb", "swanlab"])
+def test_a_tracker_that_cannot_start_says_so_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tracker: str
+) -> None:
+    package = types.ModuleType(tracker)
+
+    def init(**_: Any) -> None:
+        raise ConnectionError("not logged in")
+
+    package.init = init  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, tracker, package)
+    with pytest.raises(RunError, match=f"{tracker} does not start: not logged in") as caught:
+        open_sinks(config(**{f"{tracker}_project": "p"}), RunFolder(tmp_path))
+    assert f"{tracker} login" in caught.value.problems[0].hint

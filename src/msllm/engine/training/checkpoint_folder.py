@@ -104,14 +104,13 @@ def commit(folder: Path, manifest: Manifest) -> Checkpoint:
 def _publish(folder: Path, step: int) -> Path:
     """Rename a finished temporary folder to its final name; what had that name goes away.
 
-    A crash between the two renames leaves the finished temporary folder, which `recover` renames.
+    A crash in between leaves the finished temporary folder, which `recover` renames.
     """
     final = folder.parent / folder_name(step)
-    old = _set_aside(final) if final.exists() else None
+    if final.exists():
+        shutil.rmtree(final)
     os.replace(folder, final)
     _sync(folder.parent)
-    if old is not None:
-        _remove_old(old)
     return final
 
 
@@ -264,23 +263,13 @@ def prune(root: Path, keep: int) -> list[Path]:
         return []
     removed = []
     for checkpoint in complete(root)[keep:]:
-        _remove_old(_set_aside(checkpoint.path))
+        old = root / f".old-{checkpoint.path.name}"
+        if old.exists():
+            shutil.rmtree(old)
+        os.replace(checkpoint.path, old)
+        shutil.rmtree(old, ignore_errors=True)
         removed.append(checkpoint.path)
     return removed
-
-
-def _set_aside(path: Path) -> Path:
-    """Rename a checkpoint so that nothing finds it while it is being removed."""
-    old = path.parent / f".old-{path.name}"
-    if old.exists():
-        shutil.rmtree(old)
-    os.replace(path, old)
-    return old
-
-
-def _remove_old(old: Path) -> None:
-    """Remove a folder that was set aside. What can't be removed now is a leftover for `recover`."""
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def describe(manifest: Manifest) -> Mapping[str, str]:

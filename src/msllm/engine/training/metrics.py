@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -53,7 +54,7 @@ class StepMetrics:
     tflops_per_device: float = 0.0
     consumed_samples: int = 0
     consumed_tokens: int = 0
-    time: float = 0.0
+    time: float = field(default_factory=time.time)
     skipped: int = 0
     nan_count: int = 0
     loss_parts: Mapping[str, float] = field(default_factory=dict)
@@ -206,6 +207,8 @@ def truncate_after(path: Path, step: int) -> int:
     if not path.exists():
         return 0
     kept = [raw for raw, record in iterate_records(path) if record["step"] <= step]
+    if sum(map(len, kept)) == path.stat().st_size:
+        return len(kept)
     new = path.with_name(f".{path.name}.tmp")
     with new.open("wb") as out:
         out.writelines(kept)

@@ -126,10 +126,10 @@ class SwanlabSink:
         self._swanlab = importlib.import_module("swanlab")
         self._swanlab.init(
             project=project,
-            experiment_name=folder.path.name,
+            name=folder.path.name,
             id=tracker_id(folder),
             resume="allow",
-            logdir=str(folder.path / "swanlab"),
+            log_dir=str(folder.path / "swanlab"),
             config=config,
         )
 
@@ -228,7 +228,25 @@ def open_sinks(
     if log.tensorboard:
         sinks.append(TensorBoardSink(folder.tensorboard, first_step))
     if log.wandb_project is not None:
-        sinks.append(WandbSink(log.wandb_project, folder, data))
+        sinks.append(_open_tracker(WandbSink, log.wandb_project, folder, data))
     if log.swanlab_project is not None:
-        sinks.append(SwanlabSink(log.swanlab_project, folder, data))
+        sinks.append(_open_tracker(SwanlabSink, log.swanlab_project, folder, data))
     return Sinks(sinks)
+
+
+def _open_tracker(
+    kind: type[WandbSink] | type[SwanlabSink],
+    project: str,
+    folder: RunFolder,
+    config: dict[str, Any],
+) -> Sink:
+    """Open a tracker; one that the user asked for and that can't start ends the run at once."""
+    try:
+        return kind(project, folder, config)
+    except Exception as error:
+        name = kind.__name__.removesuffix("Sink").lower()
+        raise RunError(
+            f"{name} does not start: {error}",
+            f"log.{name}_project",
+            f"log in with `{name} login`, set {name.upper()}_MODE=offline, or leave it out",
+        ) from error
