@@ -95,7 +95,10 @@ class Device:
     @property
     def torch_device(self) -> torch.device:
         """The device for tensors: `npu:3`, `cuda:0`, or `cpu` without a number."""
-        return torch.device("cpu") if self.kind == "cpu" else torch.device(self.kind, self.index)
+        if self.kind == "cpu":
+            return torch.device("cpu")
+        _runtime(self.kind)  # torch knows the name "npu" only once torch_npu is loaded
+        return torch.device(self.kind, self.index)
 
     @property
     def process_group_backend(self) -> str:
@@ -183,12 +186,8 @@ class Device:
         From the makers' data sheets; measured by a short product (about 0.2 s) on CPUs, where it
         depends on the threads this process has, and on accelerators that the table lacks.
         """
-        if self.kind != "cpu":
-            name = self.name
-            for part, half, single in _PEAK_FLOPS:
-                if part in name:
-                    return half if dtype in (torch.bfloat16, torch.float16) else single
-        return _measured_flops(self, dtype)
+        known = None if self.kind == "cpu" else published_peak_flops(self.name, dtype)
+        return _measured_flops(self, dtype) if known is None else known
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether `error` says that memory ran out, the device's or the machine's."""
@@ -205,6 +204,14 @@ class Device:
         Defaults only: what the user has set stays.
         """
         return dict(_NPU_ENVIRONMENT) if self.kind == "npu" else {}
+
+
+def published_peak_flops(name: str, dtype: torch.dtype) -> float | None:
+    """Peak FLOP/s that the maker states for a device of this name, here or elsewhere, if known."""
+    for part, half, single in _PEAK_FLOPS:
+        if part in name:
+            return half if dtype in (torch.bfloat16, torch.float16) else single
+    return None
 
 
 def select_device(kind: str = "auto", index: int = 0) -> Device:
@@ -320,6 +327,8 @@ def _probe_cuda() -> Problem | None:
 
 def _runtime(kind: Kind) -> ModuleType | Any:
     """torch.npu or torch.cuda: two modules with the same functions."""
+    if kind == "npu":  # also in a process that got its Device from another one
+        importlib.import_module("torch_npu")
     return getattr(torch, kind)
 
 

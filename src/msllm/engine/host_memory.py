@@ -15,6 +15,7 @@ import psutil
 
 _STATUS = Path("/proc/self/status")
 _CGROUPS = Path("/sys/fs/cgroup")
+_MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 def resident() -> int:
@@ -49,13 +50,13 @@ def available() -> int:
     return min([int(psutil.virtual_memory().available), *rooms])
 
 
-def _cgroup_figures(root: Path = _CGROUPS) -> Iterator[tuple[int, int]]:
+def _cgroup_figures() -> Iterator[tuple[int, int]]:
     """(limit, used) in bytes of each cgroup above this process that has a limit.
 
     File cache that can be dropped does not count as used. Both cgroup versions name the same
     figures differently.
     """
-    for folder in _cgroup_folders(root):
+    for folder in _cgroup_folders(_CGROUPS):
         for limit_file, used_file in (
             ("memory.max", "memory.current"),
             ("memory.limit_in_bytes", "memory.usage_in_bytes"),
@@ -69,7 +70,7 @@ def _cgroup_figures(root: Path = _CGROUPS) -> Iterator[tuple[int, int]]:
 def _cgroup_folders(root: Path) -> list[Path]:
     folders = [root, root / "memory"]
     with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
+        for line in _MEMBERSHIP.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
             if controllers not in ("", "memory"):
                 continue
