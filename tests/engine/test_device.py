@@ -186,7 +186,7 @@ def test_a_broken_npu_package_does_not_stop_msllm_on_the_cpu(tmp_path):
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch-npu\nVersion: 2.13.0\n")
     (info / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:autoload\n")
     environment = {k: v for k, v in os.environ.items() if k != "TORCH_DEVICE_BACKEND_AUTOLOAD"}
-    environment["PYTHONPATH"] = str(tmp_path)
+    environment["PYTHONPATH"] = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
 
     def python(code):
         return subprocess.run(
