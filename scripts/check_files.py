@@ -15,7 +15,7 @@ MERGE_MARKS = ("<" * 7 + " ", ">" * 7 + " ")
 
 
 def faults(path: Path) -> list[str]:
-    """What is wrong with one file, as `path:line: text`."""
+    """Say what is wrong with one file, as `path:line: text`."""
     data = path.read_bytes()
     found = []
     if len(data) > LARGEST:
