@@ -36,11 +36,11 @@ pip() { "$venv/bin/python" -m pip --disable-pip-version-check --no-input "$@"; }
 
 # Older pips resolve this many packages badly.
 if ! "$venv/bin/python" -c 'import pip, sys; sys.exit(tuple(map(int, pip.__version__.split(".")[:2])) < (23, 2))'; then
-    pip install --quiet --upgrade "pip>=23.2"
+    pip install -qq --upgrade "pip>=23.2"
 fi
 
 echo "installing msllm and its tools into $venv (minutes the first time)"
-pip install --quiet --constraint constraints.txt --editable ".[dev]"
+pip install -qq --constraint constraints.txt --editable ".[dev]"
 "$venv/bin/python" - <<'PY'
 from importlib.metadata import version
 

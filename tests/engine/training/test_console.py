@@ -126,14 +126,8 @@ def test_events_are_shown_among_steps(tmp_path: Path) -> None:
     sinks.log(step(2))
     console.stop()
     lines = stream.getvalue().splitlines()
-    assert [line[:16] for line in lines] == [
-        "starting 2 worke",
-        "building the mod",
-        "step 1/2  loss 1",
-        "saved checkpoint",
-        "warning: slow di",
-        "step 2/2  loss  ",
-    ]
+    starts = ["starting 2", "building the", "step 1/2", "saved", "warning: slow disk", "step 2/2"]
+    assert [a for a, line in zip(starts, lines, strict=True) if not line.startswith(a)] == []
 
 
 @pytest.mark.parametrize("junk", ["{broken\n", '{"kind": "unheard of"}\n', "[]\n", '"x"\n'])
