@@ -157,9 +157,11 @@ def test_npu_without_a_visible_device(npu):
 def test_index_beyond_the_visible_devices(npu):
     assert device_count("npu") == 2
     assert select_device("npu", 1).index == 1
-    problem = refusal("npu", 2)
-    assert "npu:2" in problem.problem
-    assert "2 are visible" in problem.problem
+    for kind in ("npu", "auto"):
+        problem = refusal(kind, 2)
+        assert "npu:2" in problem.problem
+        assert "2 are visible" in problem.problem
+        assert problem.where == f"--device {kind}"
 
 
 def test_cuda_without_cuda(no_accelerator):

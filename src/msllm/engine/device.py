@@ -222,22 +222,24 @@ def select_device(kind: str = "auto", index: int = 0) -> Device:
             says which piece is missing.
     """
     if kind == "auto":
-        return Device(_first_working(), index)
-    if kind not in KINDS:
+        chosen = _first_working()
+    elif kind not in KINDS:
         raise InputError(
             f"unknown device {kind!r}", where=f"--device {kind}", hint="use auto, npu, cuda or cpu"
         )
-    known: Kind = kind
-    if (problem := probe(known)) is not None:
+    elif (problem := probe(kind)) is not None:
         raise InputError([problem])
-    if known != "cpu" and not 0 <= index < (count := device_count(known)):
+    else:
+        chosen = kind
+    count = device_count(chosen)
+    if chosen != "cpu" and not 0 <= index < count:
         raise InputError(
-            f"device {known}:{index} was asked for, but only {count} "
+            f"device {chosen}:{index} was asked for, but only {count} "
             f"{'is' if count == 1 else 'are'} visible",
             where=f"--device {kind}",
             hint=f"start at most {count} processes on this machine, or make more devices visible",
         )
-    return Device(known, index)
+    return Device(chosen, index)
 
 
 def probe(kind: Kind) -> Problem | None:
