@@ -62,4 +62,6 @@ def test_a_full_cgroup_has_nothing_left(cgroup):
 
 
 def test_peak_is_never_below_the_present():
-    assert host_memory.peak_resident() >= host_memory.resident() > 0
+    present = host_memory.resident()
+    assert present > 0
+    assert host_memory.peak_resident() > present - 2**20  # the kernel counts in batches of pages
