@@ -39,6 +39,7 @@ def content(step: int) -> dict[str, bytes]:
         "shards/__0_0.distcp": bytes([step % 251]) * 5000,
         "shards/deep/__1_0.distcp": bytes([step % 251]) * 7,
         "empty": b"",
+        ".metadata": bytes([step % 251]) * 31,
     }
 
 
@@ -362,7 +363,8 @@ def test_kill_9_at_any_moment_keeps_what_was_saved(tmp_path: Path) -> None:
         "def content(step):\n"
         "    b = bytes([step % 251])\n"
         "    return {'common.pt': b * 100, 'shards/__0_0.distcp': b * 5000,\n"
-        "            'shards/deep/__1_0.distcp': b * 7, 'empty': b''}\n"
+        "            'shards/deep/__1_0.distcp': b * 7, 'empty': b'',\n"
+        "            '.metadata': b * 31}\n"
     )
     root, moments = tmp_path / "checkpoints", random.Random(0)
     script = textwrap.dedent(WRITER)
