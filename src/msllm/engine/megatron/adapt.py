@@ -223,6 +223,28 @@ def _rng_tracker(device: Device) -> None:
     random._set_cuda_rng_state = set_state
 
 
+def _recompute_without_fp8(device: Device) -> None:
+    """`CheckpointWithoutOutput()` takes its default `fp8=False` for FP8 and wants its manager."""
+    random = importlib.import_module("megatron.core.tensor_parallel.random")
+    random.CheckpointWithoutOutput.__init__.__defaults__ = (None,)
+
+
+def _adam_step(device: Device) -> None:
+    """Loading a checkpoint looks for torch AdamW's `step` among tensors that never hold it."""
+    module = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
+    optimizer_class = module.DistributedOptimizer
+    original = optimizer_class._set_main_param_and_optimizer_states
+
+    @functools.wraps(original)
+    def set_states(self: Any, model_param: Any, tensors: dict[str, Any]) -> None:
+        group, order = self.model_param_group_index_map[model_param]
+        state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
+        step = {"step": state["step"]} if "step" in state else {}
+        original(self, model_param, {**step, **tensors})
+
+    optimizer_class._set_main_param_and_optimizer_states = set_states
+
+
 def _router_gemm(device: Device) -> None:
     """The router asks whether Transformer Engine's GEMM is there, by a name it never defined."""
     moe_utils = importlib.import_module("megatron.core.transformer.moe.moe_utils")
@@ -297,6 +319,18 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
         _tensor_type_names,
     ),
     Adaptation("rng_tracker", "random state is read from CUDA's generator", ("cpu",), _rng_tracker),
+    Adaptation(
+        "recompute_without_fp8",
+        "recompute of norms and activations assumes Transformer Engine's FP8",
+        ALL,
+        _recompute_without_fp8,
+    ),
+    Adaptation(
+        "adam_step",
+        "the distributed optimizer does not load the state of torch's AdamW",
+        ALL,
+        _adam_step,
+    ),
     Adaptation(
         "router_gemm", "te_general_gemm is undefined without Transformer Engine", ALL, _router_gemm
     ),

@@ -59,7 +59,8 @@ class MegatronBackend:
             chunks, run.seed, run.train.init_std or architecture.initializer_range
         )
         self.chunks = optimizer.distribute(chunks, self.config, run)
-        self.optimizer = optimizer.build_optimizer(self.chunks, run, fused=device.kind != "npu")
+        self.optimizer = optimizer.build_optimizer(self.chunks, run)
+        optimizer.choose_kernels(self.optimizer, device)
         self.schedule = optimizer.build_schedule(self.optimizer, run.train)
         self.config.finalize_model_grads_func = finalize_model_grads
         self.config.grad_scale_func = self.optimizer.scale_loss

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from megatron.core import dist_checkpointing, parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
 from megatron.core.tensor_parallel.random import get_cuda_rng_tracker
+
+from msllm.engine.megatron.optimizer import choose_kernels, inner_optimizers
 
 if TYPE_CHECKING:
     from msllm.engine.megatron.backend import MegatronBackend
@@ -35,6 +38,7 @@ def save(backend: MegatronBackend, folder: Path, background: bool) -> Any:
 
 def load(backend: MegatronBackend, folder: Path) -> None:
     """Read a checkpoint into the backend, whatever layout wrote it."""
+    _allocate_optimizer_state(backend.optimizer)
     request = _state(backend, loading=True)
     saved_here = _saved_at_this_layout(folder)
     if not saved_here:
@@ -43,8 +47,41 @@ def load(backend: MegatronBackend, folder: Path) -> None:
     for index, chunk in enumerate(backend.chunks):
         chunk.module.load_state_dict(state[_key(backend, index)], strict=True)
     backend.optimizer.load_state_dict(state["optimizer"])
+    _separate_steps(backend.optimizer)
+    choose_kernels(backend.optimizer, backend.device)
     if saved_here:
         _set_random_state(backend, state["rng"])
+
+
+def _allocate_optimizer_state(optimizer: Any) -> None:
+    """Give Adam's state its tensors before there was a step.
+
+    Megatron's distributed optimizer can only load into existing state, and makes it by itself
+    only for the optimizers of Transformer Engine and Apex.
+    """
+    for inner in inner_optimizers(optimizer):
+        if not isinstance(inner, torch.optim.AdamW):
+            continue
+        for group in inner.param_groups:
+            for parameter in group["params"]:
+                if not inner.state[parameter]:
+                    inner.state[parameter] = {
+                        "step": torch.tensor(0.0),
+                        "exp_avg": torch.zeros_like(parameter),
+                        "exp_avg_sq": torch.zeros_like(parameter),
+                    }
+
+
+def _separate_steps(optimizer: Any) -> None:
+    """Give each parameter its own step counter.
+
+    Megatron's distributed optimizer loads one tensor into all of them; counted up once for each
+    parameter, it would run away.
+    """
+    for inner in inner_optimizers(optimizer):
+        for state in inner.state.values():
+            if torch.is_tensor(state.get("step")):
+                state["step"] = state["step"].clone()
 
 
 def _key(backend: MegatronBackend, index: int) -> str:
@@ -93,6 +130,6 @@ def _set_random_state(backend: MegatronBackend, state: dict[str, Any]) -> None:
 
 def _saved_at_this_layout(folder: Path) -> bool:
     """Whether as many ranks wrote the checkpoint as there are now."""
-    keys = dist_checkpointing.load_sharded_metadata(str(folder))
-    shapes = {v.global_shape for v in keys.values() if getattr(v, "key", None) == "rng"}
+    found = load_sharded_metadata(str(folder)).values()
+    shapes = {entry.global_shape for entry in found if entry.key == "rng"}
     return shapes == {(torch.distributed.get_world_size(),)}

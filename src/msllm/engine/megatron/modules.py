@@ -92,12 +92,8 @@ class CoreAttention(MegatronModule):
         return out.flatten(-2)
 
 
-class Activation(torch.nn.Module):
+class Activation(MegatronModule):
     """The MLP's activation; on gated MLPs the input holds gate and up side by side."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.config = config
 
     def forward(self, x: Tensor) -> Tensor:
         """Map `[..., 2 f]` to `[..., f]` (gated) or `[..., f]` to itself."""
@@ -143,7 +139,7 @@ class GroupedExperts(GroupedMLP):
 
         from megatron.core.tensor_parallel import CheckpointWithoutOutput
 
-        checkpoint = CheckpointWithoutOutput()
+        checkpoint = CheckpointWithoutOutput(fp8=None)
         inner = checkpoint.checkpoint(activated, hidden, probs)
         out = config.ops.grouped_matmul(inner, w2, tokens_per_expert)
         checkpoint.discard_output_and_register_recompute(out)

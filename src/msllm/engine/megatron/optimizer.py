@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from msllm.config import RunConfig, TrainConfig
+from msllm.engine.device import Device
 from msllm.engine.megatron.model import LanguageModel
 from msllm.engine.megatron.model_config import DTYPES, ModelConfig
+from msllm.engine.ops.adamw import foreach_adamw, fuse_adamw
 
 Chunk = DistributedDataParallel
 """One pipeline chunk with its gradient buffers."""
@@ -42,14 +45,8 @@ def use_distributed_optimizer(run: RunConfig) -> bool:
     return run.layout.distributed_optimizer and run.train.optimizer != "muon"
 
 
-def build_optimizer(chunks: list[Chunk], run: RunConfig, fused: bool) -> Any:
-    """Build the optimizer over all chunks.
-
-    Args:
-        chunks: This rank's chunks.
-        run: The run.
-        fused: Whether torch's AdamW may use its fused implementation on this device.
-    """
+def build_optimizer(chunks: list[Chunk], run: RunConfig) -> Any:
+    """Build the optimizer over all of this rank's chunks."""
     train = run.train
     config = OptimizerConfig(
         optimizer="adam",
@@ -70,11 +67,21 @@ def build_optimizer(chunks: list[Chunk], run: RunConfig, fused: bool) -> Any:
         from megatron.core.optimizer.muon import get_megatron_muon_optimizer
 
         return get_megatron_muon_optimizer(config, chunks, use_gloo_process_groups=False)
-    optimizer = get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
-    if fused:
-        for group in optimizer.param_groups:
-            group["fused"] = True  # read by torch's AdamW at each step
-    return optimizer
+    return get_megatron_optimizer(config, chunks, use_gloo_process_groups=False)
+
+
+def inner_optimizers(optimizer: Any) -> list[Any]:
+    """The torch optimizers inside Megatron's wrappers."""
+    wrappers = getattr(optimizer, "chained_optimizers", [optimizer])
+    return [wrapper.optimizer for wrapper in wrappers if wrapper.optimizer is not None]
+
+
+def choose_kernels(optimizer: Any, device: Device) -> None:
+    """Have torch's AdamW use the device's fastest kernel; a loaded state resets the choice."""
+    choose = foreach_adamw if device.kind == "npu" else fuse_adamw
+    for inner in inner_optimizers(optimizer):
+        if isinstance(inner, torch.optim.AdamW):
+            choose(inner)
 
 
 def build_schedule(optimizer: Any, train: TrainConfig) -> OptimizerParamScheduler:
