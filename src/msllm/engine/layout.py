@@ -7,6 +7,7 @@ context, data and pipeline parallel.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 from msllm.config import LayoutConfig
@@ -47,7 +48,7 @@ class Layout:
 
     @classmethod
     def from_world(cls, config: LayoutConfig, world_size: int) -> Layout:
-        """The layout of `world_size` processes; what is left of them is data parallel.
+        """Lay out `world_size` processes; what is left of them is data parallel.
 
         Call `divides` first: here the sizes must fit.
         """
@@ -83,15 +84,15 @@ class Layout:
         """
         counts = self.pp_layout or _balanced(num_layers, self.num_chunks)
         starts = [sum(counts[:i]) for i in range(len(counts) + 1)]
-        return tuple(range(a, b) for a, b in zip(starts, starts[1:], strict=False))
+        return tuple(range(a, b) for a, b in itertools.pairwise(starts))
 
     def stages(self, num_layers: int) -> tuple[tuple[range, ...], ...]:
-        """Layers of each pipeline stage, chunk by chunk: stage `p` holds chunks `p`, `pp + p`, ..."""
+        """Layers of each stage, chunk by chunk: stage `p` holds chunks `p`, `pp + p`, ..."""
         chunks = self.chunks(num_layers)
         return tuple(chunks[stage :: self.pp] for stage in range(self.pp))
 
     def megatron_stages(self, num_layers: int) -> list[list[str]]:
-        """The split as Megatron's `pipeline_model_parallel_layout`: kinds of layers by chunk."""
+        """Name the layers of each chunk, as Megatron's `pipeline_model_parallel_layout` does."""
         lists = [["decoder"] * len(layers) for layers in self.chunks(num_layers)]
         lists[0].insert(0, "embedding")
         lists[-1].append("loss")
@@ -111,7 +112,7 @@ class Layout:
         )
 
     def problems(self, architecture: Architecture) -> list[Problem]:
-        """What Megatron can't do with this model at this layout, each with what would work."""
+        """List what Megatron can't do with this model at this layout, and what would work."""
         found = [*_heads(self, architecture), *_widths(self, architecture)]
         found += [*_experts(self, architecture), *_pipeline(self, architecture.num_layers)]
         return found

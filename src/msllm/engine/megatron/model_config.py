@@ -7,7 +7,7 @@ device's operators, which is how modules find them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,8 +24,8 @@ from msllm.models.architecture import Architecture
 class ModelConfig(TransformerConfig):
     """TransformerConfig with the architecture and the operators beside it."""
 
-    architecture: Architecture = cast(Architecture, None)
-    ops: Operators = cast(Operators, None)
+    architecture: Architecture = None  # type: ignore[assignment]  # always given, see model_config
+    ops: Operators = None  # type: ignore[assignment]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelConfig:
         """Copy everything but the operators and the architecture, which are immutable."""
