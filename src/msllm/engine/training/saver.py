@@ -1,0 +1,149 @@
+"""Saver: when and how a running job writes its checkpoints, with all ranks in step.
+
+The backend writes the files and `checkpoint_folder` makes a folder complete; here one rank does
+what only one may do, between barriers, in the foreground or while training goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+import torch.distributed as dist
+
+from msllm.config import RunConfig
+from msllm.engine.layout import Layout
+from msllm.engine.training import checkpoint_folder
+from msllm.engine.training.checkpoint_folder import Checkpoint, Manifest
+from msllm.engine.training.events import EventLog
+from msllm.engine.training.run_folder import RunFolder
+from msllm.errors import RunError
+from msllm.models.architecture import Architecture
+
+SIZES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
+
+
+def find(run: RunConfig, folder: RunFolder) -> tuple[Checkpoint | None, tuple[str, ...]]:
+    """The checkpoint to go on from, as `checkpoint.resume` says, and notes on broken ones."""
+    resume = run.checkpoint.resume
+    if resume == "never":
+        return None, ()
+    if resume == "auto":
+        latest = checkpoint_folder.latest_complete(folder.checkpoints)
+        return latest.checkpoint, latest.notes
+    from pathlib import Path
+
+    return checkpoint_folder.open_checkpoint(Path(resume)), ()
+
+
+class Saver:
+    """Writes a backend's checkpoints into a run's folder. All ranks call each method together."""
+
+    def __init__(
+        self,
+        backend: Any,
+        run: RunConfig,
+        folder: RunFolder,
+        architecture: Architecture,
+        layout: Layout,
+    ):
+        self._backend, self._run, self._folder = backend, run, folder
+        self._architecture, self._layout = architecture, layout
+        self._rank = dist.get_rank()
+        self._events = EventLog(folder.events)
+        self._queue: Any = None
+        self.last_saved = -1
+
+    def save(self, step: int, consumed_samples: int) -> None:
+        """Save the state after `step`; in the background if the run says so.
+
+        Raises:
+            RunError: If the disk can't take it; what was there before is still there.
+        """
+        self.finish()
+        if self._rank == 0:
+            self._events.write("phase", "saving a checkpoint", step)
+            checkpoint_folder.begin(self._folder.checkpoints, step)
+        dist.barrier()
+        path = self._folder.checkpoints / f".tmp-{checkpoint_folder.folder_name(step)}"
+        commit = partial(self._commit, path, self._manifest(step, consumed_samples))
+        background = self._run.checkpoint.async_save
+        try:
+            request = self._backend.save(path, background)
+        except OSError as error:
+            raise _not_saved(step, error) from error
+        if background:
+            request.add_finalize_fn(commit)
+            self._schedule(request)
+        else:
+            dist.barrier()
+            commit()
+            dist.barrier()
+        self.last_saved = step
+
+    def poll(self) -> None:
+        """Complete a background save whose files are written; cheap when there is none."""
+        if self._queue is not None:
+            self._queue.maybe_finalize_async_calls(blocking=False)
+
+    def finish(self) -> None:
+        """Wait for a background save."""
+        if self._queue is not None:
+            self._queue.maybe_finalize_async_calls(blocking=True)
+
+    def _schedule(self, request: Any) -> None:
+        from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
+
+        if self._queue is None:
+            self._queue = AsyncCallsQueue()
+        self._queue.schedule_async_request(request)
+
+    def _commit(self, path: Any, manifest: Manifest) -> None:
+        if self._rank != 0:
+            return
+        try:
+            checkpoint_folder.commit(path, manifest)
+            checkpoint_folder.prune(self._folder.checkpoints, self._run.checkpoint.keep)
+        except OSError as error:
+            raise _not_saved(manifest.step, error) from error
+        self._events.write("checkpoint", f"checkpoint saved at step {manifest.step}", manifest.step)
+
+    def _manifest(self, step: int, consumed_samples: int) -> Manifest:
+        config = self._run.model_dump_json()
+        return Manifest(
+            step=step,
+            consumed_samples=consumed_samples,
+            layout={name: getattr(self._layout, name) for name in SIZES},
+            architecture=asdict(self._architecture),
+            config_digest=hashlib.sha256(config.encode()).hexdigest(),
+            extra={"optimizer": optimizer_format(self._run)},
+        )
+
+
+def optimizer_format(run: RunConfig) -> str:
+    """How optimizer state is laid out in a checkpoint; it can only be read the same way."""
+    if run.train.optimizer == "muon":
+        return "muon"
+    return "adamw, distributed" if run.layout.distributed_optimizer else "adamw"
+
+
+def check_format(checkpoint: Checkpoint, run: RunConfig) -> None:
+    """Raise RunError if the run's optimizer can't read the checkpoint's state."""
+    saved, wanted = checkpoint.manifest.extra.get("optimizer"), optimizer_format(run)
+    if saved is not None and saved != wanted:
+        raise RunError(
+            f"the checkpoint holds the state of another optimizer ({saved}) than this run's "
+            f"({wanted})",
+            str(checkpoint.path),
+            "keep train.optimizer and layout.distributed_optimizer as they were",
+        )
+
+
+def _not_saved(step: int, error: OSError) -> RunError:
+    return RunError(
+        f"the checkpoint of step {step} could not be written: {error.strerror or error}",
+        "checkpoint",
+        "free some space; the run can be resumed from the checkpoint before",
+    )
