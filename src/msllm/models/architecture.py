@@ -50,6 +50,12 @@ class MoE:
     router_bias: bool = False
     """A learnt bias of the router's linear."""
     expert_linear_bias: bool = False
+    zero_experts: int = 0
+    """Experts that hand their input through: further outputs of the router without weights."""
+    hash_layers: int = 0
+    """Leading layers whose experts are looked up by token id instead of scored."""
+    input_jitter: float = 0.0
+    """Training noise on the router's and experts' input, 1 +- this factor."""
     aux_loss_coef: float = 0.0
 
 
@@ -62,6 +68,8 @@ class MLA:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    scale_latents: bool = False
+    """Normalized latents are scaled by (hidden_size / rank) ** 0.5."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +83,14 @@ class Mamba:
     conv_kernel: int | None = 4
     chunk_size: int = 256
     num_heads: int | None = None
+    conv_bias: bool = True
+    linear_bias: bool = False
+
+    def inner_size(self, hidden_size: int) -> int:
+        """Width of the state-space mixer: heads x head size, or expand x hidden size."""
+        if self.num_heads:
+            return self.num_heads * self.head_dim
+        return self.expand * hidden_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +113,23 @@ class SparseAttention:
     index_topk: int
     indexer_layers: tuple[int, ...] | None = None
     """Layers with an indexer of their own; None for all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressedAttention:
+    """DeepSeek-V4's attention: low-rank queries and outputs over one shared key/value head.
+
+    `kinds` says for each layer how distant keys are seen: "sliding" not at all, "sparse" as
+    indexed groups of `sparse_ratio` tokens, "heavy" as groups of `heavy_ratio`.
+    """
+
+    q_lora_rank: int
+    o_lora_rank: int
+    o_groups: int
+    rope_head_dim: int
+    kinds: tuple[Literal["sliding", "sparse", "heavy"], ...]
+    sparse_ratio: int = 4
+    heavy_ratio: int = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,11 +182,27 @@ class Architecture:
     layer_types: tuple[str, ...] | None = None
     """Kind of each layer where they differ: "attention", "linear_attention", "mamba", "mlp"."""
     attention_output_gate: bool = False
+    """Attention's output is gated elementwise by a second projection beside the queries."""
+    attention_head_gate: bool = False
+    """Attention's output is gated by one sigmoid a head."""
+    sliding_num_attention_heads: int | None = None
+    """Heads of the layers with the sliding window, where they differ."""
+    kv_sharing: int = 1
+    """Consecutive layers that use the keys and values of the first of them."""
+    sublayers: int = 1
+    """Attention + dense MLP pairs in one layer (LongCat has two, beside one set of experts)."""
+    hyper_connections: int = 0
+    """Residual streams (arXiv:2409.19606); 0 for the plain residual."""
+    mtp_dense: bool = False
+    """Multi-token-prediction layers have a dense MLP although the model has experts."""
+    normalized_head: bool = False
+    """Rows of the output layer are L2-normalized before use (Baichuan 2's NormHead)."""
     moe: MoE | None = None
     mla: MLA | None = None
     mamba: Mamba | None = None
     linear_attention: LinearAttention | None = None
     sparse_attention: SparseAttention | None = None
+    compressed_attention: CompressedAttention | None = None
     extra: tuple[str, ...] = ()
 
     @property
@@ -164,8 +213,28 @@ class Architecture:
     def has_experts(self, layer: int) -> bool:
         """Whether layer `layer` (from 0) is a mixture of experts."""
         moe = self.moe
-        return (
-            moe is not None
-            and layer >= moe.first_dense_layers
-            and layer not in moe.dense_layers
-        )
+        return moe is not None and layer >= moe.first_dense_layers and layer not in moe.dense_layers
+
+    def layer_kind(self, layer: int) -> str:
+        """What layer `layer` (from 0) mixes tokens with; "mlp" where it does not."""
+        return self.layer_types[layer] if self.layer_types else "attention"
+
+    def has_mlp(self, layer: int) -> bool:
+        """Whether the layer has an MLP; in models with Mamba layers a layer is one mixer."""
+        return self.layer_kind(layer) == "mlp" if self.mamba else True
+
+    def owns_kv(self, layer: int) -> bool:
+        """Whether the layer has keys and values of its own."""
+        return layer % self.kv_sharing == 0
+
+    def is_sliding(self, layer: int) -> bool:
+        """Whether the layer sees only a window."""
+        if self.sliding_window is None:
+            return False
+        return self.sliding_layers is None or layer in self.sliding_layers
+
+    def heads(self, layer: int) -> int:
+        """Attention heads of the layer."""
+        if self.sliding_num_attention_heads and self.is_sliding(layer):
+            return self.sliding_num_attention_heads
+        return self.num_attention_heads

@@ -1,0 +1,21 @@
+"""Baichuan 1 and 2. The 13B models have ALiBi and give no `max_position_embeddings`;
+version 2 normalizes its output layer and is told by its `z_loss_weight`."""
+
+from __future__ import annotations
+
+from msllm.models.families.decoder import optional_size
+from msllm.models.families.family import Config, Family, Fields
+
+
+def _fields(config: Config) -> Fields:
+    alibi = "max_position_embeddings" not in config
+    return {
+        "position_embedding": "alibi" if alibi else "rope",
+        "max_position_embeddings": optional_size(
+            config, "model_max_length" if alibi else "max_position_embeddings"
+        ),
+        "normalized_head": "z_loss_weight" in config,
+    }
+
+
+FAMILIES = (Family(name="baichuan", model_types=("baichuan",), fields=_fields),)

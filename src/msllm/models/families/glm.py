@@ -1,0 +1,57 @@
+"""GLM-4.5 (grouped-query attention) and GLM-5 (latent attention with a lightning indexer)."""
+
+from __future__ import annotations
+
+from msllm.models.architecture import SparseAttention
+from msllm.models.families.decoder import experts, flag, groups, latents, number, size
+from msllm.models.families.family import Config, Family, Fields
+
+
+def _glm4_moe(config: Config) -> Fields:
+    return {
+        "attention_out_bias": False,
+        "qk_norm": "head" if flag(config, "use_qk_norm") else None,
+        "moe": experts(config, score_function="sigmoid", expert_bias=True, **groups(config)),
+    }
+
+
+def _indexer_layers(config: Config) -> tuple[int, ...] | None:
+    """Layers with an indexer of their own; the others use the choice of the last of those."""
+    count = size(config, "num_hidden_layers")
+    kinds = config.get("indexer_types")
+    frequency = max(int(number(config, "index_topk_freq", 1)), 1)
+    offset = int(number(config, "index_skip_topk_offset", 2))
+    if kinds is not None:
+        own = [i for i, kind in enumerate(kinds[:count]) if kind == "full"]
+    else:
+        own = [i for i in range(count) if max(i - offset + 1, 0) % frequency == 0]
+    return None if len(own) == count else tuple(own)
+
+
+def _glm_moe_dsa(config: Config) -> Fields:
+    return {
+        **latents(config),
+        "sparse_attention": SparseAttention(
+            index_n_heads=size(config, "index_n_heads"),
+            index_head_dim=size(config, "index_head_dim"),
+            index_topk=size(config, "index_topk"),
+            indexer_layers=_indexer_layers(config),
+        ),
+        "moe": experts(config, score_function="sigmoid", expert_bias=True, **groups(config)),
+    }
+
+
+FAMILIES = (
+    Family(
+        name="glm4_moe",
+        model_types=("glm4_moe",),
+        defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
+        fields=_glm4_moe,
+    ),
+    Family(
+        name="glm_moe_dsa",
+        model_types=("glm_moe_dsa",),
+        defaults={"rope_interleave": True, "first_k_dense_replace": 3, "rms_norm_eps": 1e-5},
+        fields=_glm_moe_dsa,
+    ),
+)

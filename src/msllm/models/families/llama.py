@@ -1,0 +1,12 @@
+"""Llama and what is Llama under another name. The common decoder is theirs."""
+
+from __future__ import annotations
+
+from msllm.models.families.family import Family
+
+SCALED_ROPE = frozenset({"rope: linear", "rope: dynamic", "rope: llama3", "rope: yarn"})
+
+FAMILIES = (
+    Family(name="llama", model_types=("llama",), trains=SCALED_ROPE),
+    Family(name="aquila", model_types=("aquila", "aquila2")),
+)

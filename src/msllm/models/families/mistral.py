@@ -1,0 +1,27 @@
+"""Mistral (sliding window) and Mixtral (experts in every layer)."""
+
+from __future__ import annotations
+
+from msllm.models.families.decoder import experts, size
+from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.llama import SCALED_ROPE
+
+
+def _mixtral(config: Config) -> Fields:
+    return {"moe": experts(config, intermediate_size=size(config, "intermediate_size"))}
+
+
+FAMILIES = (
+    Family(
+        name="mistral",
+        model_types=("mistral",),
+        trains=SCALED_ROPE | {"sliding window"},
+    ),
+    Family(
+        name="mixtral",
+        model_types=("mixtral",),
+        defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.001},
+        fields=_mixtral,
+        trains=SCALED_ROPE | {"sliding window", "experts"},
+    ),
+)

@@ -1,0 +1,31 @@
+"""Phi-3.5: mini is Llama with longrope; MoE has LayerNorm, biases and SparseMixer routing."""
+
+from __future__ import annotations
+
+from msllm.models.families.decoder import experts, flag, number, size
+from msllm.models.families.family import Config, Family, Fields
+
+
+def _phimoe(config: Config) -> Fields:
+    return {
+        "norm": "LayerNorm",
+        "lm_head_bias": flag(config, "lm_head_bias"),
+        "moe": experts(
+            config,
+            intermediate_size=size(config, "intermediate_size"),
+            score_function="sparsemixer",
+            norm_topk_prob=False,
+            input_jitter=number(config, "input_jitter_noise", 0.0),
+        ),
+    }
+
+
+FAMILIES = (
+    Family(name="phi3", model_types=("phi3",), defaults={"rms_norm_eps": 1e-5}),
+    Family(
+        name="phimoe",
+        model_types=("phimoe",),
+        defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        fields=_phimoe,
+    ),
+)

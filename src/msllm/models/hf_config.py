@@ -1,0 +1,104 @@
+"""A Hugging Face `config.json` -> Architecture, for every family that msllm knows.
+
+Reading is driven by the registry of `msllm.models.families`: aliases and a family's own spellings
+are brought to common keys, then the common decoder and the family's fields are read from those.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from msllm.errors import InputError, closest
+from msllm.models.architecture import Architecture
+from msllm.models.families import families
+from msllm.models.families.decoder import ALIASES, decoder
+from msllm.models.families.family import Config, Family
+
+
+def read_config(folder: Path | str) -> dict[str, Any]:
+    """The `config.json` of a model's folder.
+
+    Raises:
+        InputError: No such folder or file, or a file that is not a JSON object.
+    """
+    path = Path(folder) / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise InputError(
+            f"no config.json in {str(folder)!r}",
+            where=str(folder),
+            hint="give a folder with a Hugging Face model's config.json",
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read it: {error}", where=str(path)) from error
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"not valid JSON: {error.msg}",
+            where=f"{path}:{error.lineno}",
+            hint="the file may be cut short: fetch it again",
+        ) from error
+    if not isinstance(config, dict):
+        raise InputError("not a JSON object", where=str(path))
+    return config
+
+
+def architecture_from_config(config: Config) -> Architecture:
+    """The shape that a config describes.
+
+    Args:
+        config: The content of a `config.json`; a `text_config` in it is the language model.
+
+    Raises:
+        InputError: A model type, activation or rope scaling that is not known, or a size that is
+            missing or impossible.
+    """
+    config = _text_part(config)
+    family = family_of(config)
+    common = _common_keys(config, family)
+    base = (family.base or decoder)(common)
+    own = family.fields(common)
+    extra = base.get("extra", ()) + own.get("extra", ())
+    model_type = config.get("model_type", family.model_types[0])
+    return Architecture(**{**base, **own, "model_type": model_type, "extra": extra})
+
+
+def family_of(config: Config) -> Family:
+    """The family that reads a config.
+
+    Raises:
+        InputError: `model_type` is missing or not known.
+    """
+    if "model_type" not in config and "ssm_cfg" in config:
+        return families()["mamba2"]
+    name = config.get("model_type")
+    if not isinstance(name, str):
+        raise InputError("model_type is missing", "config.json", "it names the kind of model")
+    family = families().get(name)
+    if family is None:
+        near = ", ".join(closest(name, list(families())))
+        raise InputError(
+            f"unknown model type {name!r}", "config.json: model_type", f"closest are {near}"
+        )
+    return family
+
+
+def _text_part(config: Config) -> Config:
+    text = config.get("text_config")
+    if not isinstance(text, dict):
+        return config
+    return {"tie_word_embeddings": config.get("tie_word_embeddings"), **text}
+
+
+def _common_keys(config: Config, family: Family) -> dict[str, Any]:
+    """Bring keys to the common spelling; where two spellings are there, the common one wins."""
+    common = {key: value for key, value in config.items() if value is not None}
+    for spellings in (family.renames, ALIASES):
+        for own, key in spellings.items():
+            if own in common:
+                common.setdefault(key, common[own])
+    for key, value in family.defaults.items():
+        common.setdefault(key, value)
+    return common
