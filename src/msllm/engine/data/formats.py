@@ -33,31 +33,32 @@ longer than any literal or escape that can be cut."""
 def pack(records: Iterable[Record], raw: IO[bytes], path: Path) -> Iterator[Block]:
     """Group records into blocks of about BLOCK_BYTES."""
     waiting: list[Record] = []
-    size = 0
+    size = before = 0
     for record in records:
         waiting.append(record)
         size += len(record.text) + 64
         if size >= BLOCK_BYTES:
-            yield Block(path, raw.tell(), parsed=waiting)
-            waiting, size = [], 0
-    yield Block(path, raw.tell(), parsed=waiting)
+            yield Block(path, raw.tell() - before, parsed=waiting)
+            waiting, size, before = [], 0, raw.tell()
+    yield Block(path, raw.tell() - before, parsed=waiting)
 
 
 def read_jsonl(raw: IO[bytes], path: Path, keys: tuple[str, ...]) -> Iterator[Block]:
     """Cut the file at line ends; the lines are parsed where the block is used."""
     stream = open_decompressed(raw, path)
     rest: list[bytes] = []
-    line = 1
+    line, before = 1, 0
     while data := stream.read(BLOCK_BYTES):
         end = data.rfind(b"\n") + 1
         if not end:
             rest.append(data)
             continue
         lines = b"".join([*rest, data[:end]])
-        yield Block(path, raw.tell(), line, lines)
+        yield Block(path, raw.tell() - before, line, lines)
+        before = raw.tell()
         line += lines.count(b"\n")
         rest = [data[end:]]
-    yield Block(path, raw.tell(), line, b"".join(rest))
+    yield Block(path, raw.tell() - before, line, b"".join(rest))
 
 
 def read_txt(raw: IO[bytes], path: Path, keys: tuple[str, ...]) -> Iterator[Block]:

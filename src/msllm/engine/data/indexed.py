@@ -9,6 +9,7 @@ u64, number of document bounds u64, lengths i32, byte offsets i64, document boun
 
 from __future__ import annotations
 
+import fcntl
 import os
 import struct
 from dataclasses import dataclass
@@ -184,7 +185,10 @@ class IndexedWriter:
 
     Documents are appended in blocks: all their tokens in one array and their lengths in another.
     Lengths are kept as int32, four bytes a document. A run that is killed leaves only
-    `PREFIX.bin.tmp`, which the next one replaces.
+    `PREFIX.bin.tmp`, which the next one replaces; two at once are refused.
+
+    Raises:
+        InputError: on entering, if another process is writing the same prefix.
     """
 
     def __init__(self, prefix: Path, dtype: type[np.generic]):
@@ -200,7 +204,15 @@ class IndexedWriter:
 
     def __enter__(self) -> Self:
         self._files.bin.parent.mkdir(parents=True, exist_ok=True)
-        self._stream = _temporary(self._files.bin).open("wb")
+        self._stream = _temporary(self._files.bin).open("ab")
+        try:
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._stream.close()
+            raise InputError(
+                "another process is writing this output", str(self._files.bin), "wait for it"
+            ) from error
+        self._stream.truncate(0)
         return self
 
     def append(self, tokens: NDArray[Any], lengths: NDArray[np.int32]) -> None:

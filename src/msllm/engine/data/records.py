@@ -55,14 +55,14 @@ class Block:
 
     Attributes:
         file: The file.
-        done: Bytes of the file, as it is on disk, read up to the end of this block.
+        read_bytes: Bytes of the file, as it is on disk, read since the block before.
         first_line: Line of the first of `lines`.
         lines: Lines of JSON, if this is a block of them.
         parsed: The records otherwise.
     """
 
     file: Path
-    done: int
+    read_bytes: int
     first_line: int = 1
     lines: bytes = b""
     parsed: list[Record] = field(default_factory=list)

@@ -47,7 +47,7 @@ class Source:
 
     def with_path(self, prefix: Path) -> str:
         """Write the item as it would be typed with `prefix` in place of its path."""
-        return str(prefix) if self.weight is None else f"{float(self.weight)!r}:{prefix}"
+        return str(prefix) if self.weight is None else f"{self.text.partition(':')[0]}:{prefix}"
 
 
 def parse_sources(items: list[str], where: str) -> tuple[list[Source], list[Problem]]:
