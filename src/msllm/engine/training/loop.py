@@ -65,7 +65,7 @@ def train(job: Job, backend: Any, stop: StopSignal) -> None:
         Interrupted: After saving, when a stop signal came.
         RunError: If a figure is not finite, or a checkpoint can't be written.
     """
-    run, rank = job.run, dist.get_rank()
+    run = job.run
     events = EventLog(job.folder.events)
     start, consumed = _resume(job, backend, events)
     samples = global_batch(run, job.layout)

@@ -96,7 +96,7 @@ def _out_of_memory(job: Job, error: Exception) -> RunError:
     )
     ways = memory.three_ways_down(job.run, job.architecture, job.layout, job.device.kind)
     return RunError(
-        f"rank {os.environ.get('RANK', '0')} ran out of memory ({error}); planned a device: {items}",
+        f"rank {os.environ.get('RANK', '0')} ran out of memory; planned a device: {items} ({error})",
         f"{job.device.name}, {job.device.total_memory() / 2**30:.1f} GiB",
         "; or ".join(ways),
     )
