@@ -136,9 +136,7 @@ class TrainConfig(Section):
     muon_momentum: Annotated[Real, Field(ge=0.0, lt=1.0)] = Field(
         0.95, description="Muon's momentum"
     )
-    clip_grad: NonNegativeReal = Field(
-        1.0, description="largest gradient norm, 0 for no clipping"
-    )
+    clip_grad: NonNegativeReal = Field(1.0, description="largest gradient norm, 0 for no clipping")
     init_std: PositiveReal | None = Field(
         None, description="deviation of initial weights; the model's initializer_range otherwise"
     )
@@ -218,3 +216,27 @@ class RunConfig(Section):
     moe: MoeConfig = MoeConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     log: LogConfig = LogConfig()
+
+
+def write_run(config: RunConfig, path: Path) -> None:
+    """Write a run's settings as YAML; the file appears whole or not at all."""
+    import os
+
+    import yaml
+
+    text = yaml.safe_dump(
+        config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=100
+    )
+    new = path.with_name(f".{path.name}.tmp")
+    with new.open("w", encoding="utf-8") as out:
+        out.write(text)
+        out.flush()
+        os.fsync(out.fileno())
+    os.replace(new, path)
+
+
+def read_run(path: Path) -> RunConfig:
+    """Read what `write_run` wrote."""
+    import yaml
+
+    return RunConfig.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))

@@ -141,6 +141,21 @@ class MegatronBackend:
         self.schedule.num_steps = 0
         self.schedule.step(increment=step)
 
+    def load_weights(self, folder: Path) -> None:
+        """Read only the weights of what `save` wrote, at any layout."""
+        from msllm.engine.megatron import checkpoint
+
+        checkpoint.load_weights(self, folder)
+
+    def logits(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits `[b, s, vocabulary]` of tokens `[b, s]`; for models without a pipeline."""
+        model = self.chunks[0].module
+        positions = torch.arange(tokens.size(1)).repeat(tokens.size(0), 1)
+        device = self.device.torch_device
+        model.eval()
+        with torch.no_grad():
+            return model.gathered_logits(model(tokens.to(device), positions.to(device), None))
+
     def close(self) -> None:
         """Leave the job."""
         from msllm.engine.megatron import parallel

@@ -53,6 +53,14 @@ def load(backend: MegatronBackend, folder: Path) -> None:
         _set_random_state(backend, state["rng"])
 
 
+def load_weights(backend: MegatronBackend, folder: Path) -> None:
+    """Read only the weights of a checkpoint into the backend."""
+    request = _weights(backend)
+    state = dist_checkpointing.load(request, str(folder), validate_access_integrity=True)
+    for index, chunk in enumerate(backend.chunks):
+        chunk.module.load_state_dict(state[_key(backend, index)], strict=True)
+
+
 def _allocate_optimizer_state(optimizer: Any) -> None:
     """Give Adam's state its tensors before there was a step.
 
@@ -98,12 +106,17 @@ def _metadata() -> dict[str, Any]:
     }
 
 
-def _state(backend: MegatronBackend, loading: bool) -> dict[str, Any]:
+def _weights(backend: MegatronBackend) -> dict[str, Any]:
     metadata = _metadata()
-    state: dict[str, Any] = {
+    return {
         _key(backend, index): chunk.module.sharded_state_dict(metadata=metadata)
         for index, chunk in enumerate(backend.chunks)
     }
+
+
+def _state(backend: MegatronBackend, loading: bool) -> dict[str, Any]:
+    metadata = _metadata()
+    state = _weights(backend)
     state["optimizer"] = backend.optimizer.sharded_state_dict(
         dict(state), is_loading=loading, metadata=metadata
     )

@@ -1,0 +1,1 @@
+"""Generation: continuing a text with a trained model."""

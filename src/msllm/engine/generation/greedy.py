@@ -1,0 +1,97 @@
+"""Greedy decoding in one process: what would the model write next?
+
+Loads a run's newest checkpoint at one process, whatever layout trained it, and takes the likeliest
+token again and again. No cache of keys and values: meant for a look at a run, not for serving.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from msllm.config import RunConfig, read_run
+from msllm.engine.training.checkpoint_folder import Checkpoint, open_checkpoint
+from msllm.engine.training.run_folder import RunFolder
+from msllm.errors import InputError
+
+
+def open_run(path: Path) -> tuple[RunConfig, Checkpoint]:
+    """Settings and newest checkpoint of a run's folder.
+
+    Raises:
+        InputError: If it is no run, or has no complete checkpoint.
+    """
+    folder = RunFolder(path)
+    if not folder.config.is_file():
+        raise InputError(
+            f"`{path}` is not a run's folder: it has no run.yaml",
+            "--model",
+            "give the folder that `msllm pretrain --out` named",
+        )
+    run = read_run(folder.config)
+    if run.data.tokenizer is None or not run.data.tokenizer.is_dir():
+        raise InputError(
+            "the run does not know its tokenizer",
+            str(folder.config),
+            "give --tokenizer DIR",
+        )
+    return run, open_checkpoint(path, "--model")
+
+
+def continue_text(path: Path, prompt: str, max_tokens: int, tokenizer: Path | None = None) -> str:
+    """The prompt with up to `max_tokens` further tokens; ends early at the end of a document."""
+    import torch
+
+    from msllm.engine.data.tokens import Tokenizer
+    from msllm.engine.device import select_device
+    from msllm.engine.layout import Layout
+    from msllm.engine.megatron.backend import MegatronBackend
+    from msllm.models.catalog import resolve_model
+
+    run, checkpoint = open_run(path) if tokenizer is None else _open_with(path, tokenizer)
+    text = Tokenizer(run.data.tokenizer)  # type: ignore[arg-type]
+    tokens = text.encode(prompt)
+    if not tokens:
+        raise InputError("the prompt has no tokens", "--prompt", "write at least one character")
+    run = run.model_copy(update={"layout": type(run.layout)()})
+    with _alone():
+        backend = MegatronBackend(
+            resolve_model(run.model).architecture, Layout(), run, select_device(run.device)
+        )
+        backend.load_weights(checkpoint.path)
+        for _ in range(max_tokens):
+            window = torch.tensor([tokens[-run.data.seq_length :]])
+            token = int(backend.logits(window)[0, -1].argmax())
+            if token == text.eod_id:
+                break
+            tokens.append(token)
+        backend.close()
+    return text.decode(tokens)
+
+
+def _open_with(path: Path, tokenizer: Path) -> tuple[RunConfig, Checkpoint]:
+    run = read_run(RunFolder(path).config)
+    data = run.data.model_copy(update={"tokenizer": tokenizer})
+    return run.model_copy(update={"data": data}), open_checkpoint(path, "--model")
+
+
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Set the variables by which a process is a job of its own."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
+    before = {name: os.environ.get(name) for name in alone}
+    os.environ.update(alone)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
