@@ -194,10 +194,13 @@ def open_decompressed(raw: IO[bytes], path: Path) -> IO[bytes]:
     if suffix == ".gz":
         return cast(IO[bytes], gzip.GzipFile(fileobj=raw))
     if suffix == ".zst":
-        import zstandard
+        # The zstandard package's own stream takes the end of a cut file for the end of its content.
+        import pyarrow as pa
 
-        decompressor = zstandard.ZstdDecompressor()
-        return cast(IO[bytes], decompressor.stream_reader(raw, read_across_frames=True))
+        # pyarrow closes what it was given when it is done; the same file under another number
+        # leaves `raw` open to be asked for its position.
+        same = open(os.dup(raw.fileno()), "rb", buffering=0)  # noqa: SIM115
+        return cast(IO[bytes], pa.CompressedInputStream(pa.PythonFile(same, "r"), "zstd"))
     return raw
 
 
