@@ -1,4 +1,4 @@
-"""Greedy decoding in one process: what would the model write next?
+"""Greedy decoding in one process: what a model would write next.
 
 Loads a run's newest checkpoint at one process, whatever layout trained it, and takes the likeliest
 token again and again. No cache of keys and values: meant for a look at a run, not for serving.
@@ -49,11 +49,11 @@ def continue_text(path: Path, prompt: str, max_tokens: int, tokenizer: Path | No
     from msllm.engine.device import select_device
     from msllm.engine.layout import Layout
     from msllm.engine.megatron.backend import MegatronBackend
-    from msllm.models.catalog import resolve_model
+    from msllm.models.resolve import resolve_model
 
     run, checkpoint = open_run(path) if tokenizer is None else _open_with(path, tokenizer)
     text = Tokenizer(run.data.tokenizer)  # type: ignore[arg-type]
-    tokens = text.encode(prompt)
+    tokens = text.encode_batch([prompt])[0]
     if not tokens:
         raise InputError("the prompt has no tokens", "--prompt", "write at least one character")
     run = run.model_copy(update={"layout": type(run.layout)()})

@@ -49,7 +49,7 @@ def run_rank(path: Path) -> None:
     from msllm.engine.device import select_device
     from msllm.engine.layout import Layout
     from msllm.engine.training import loop
-    from msllm.models.catalog import resolve_model
+    from msllm.models.resolve import resolve_model
 
     run = read_run(folder.config)
     stop = loop.StopSignal()
