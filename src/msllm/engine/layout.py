@@ -133,7 +133,7 @@ def divides(config: LayoutConfig, world_size: int) -> list[Problem]:
             )
         )
     experts = config.etp * config.ep * config.pp
-    if world_size % experts:
+    if config.ep * config.etp > 1 and world_size % experts:
         found.append(
             Problem(
                 f"expert tensor x expert x pipeline parallel = {config.etp} x {config.ep} x "
