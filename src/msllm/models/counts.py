@@ -188,7 +188,19 @@ def _within(limit: int | None, length: int) -> float:
 
 
 def _distinct_layers(arch: Architecture) -> dict[int, int]:
-    """One layer of each shape and how many there are: counting is on the way to every prompt."""
+    """One layer of each shape, and how many there are."""
+    moe = arch.moe
+    if not (
+        arch.layer_types
+        or arch.kv_sharing > 1
+        or arch.sliding_num_attention_heads
+        or arch.sparse_attention
+        or (moe and moe.dense_layers)
+    ):
+        # the usual model, counted at once: `list-models` counts them all
+        leading = moe.first_dense_layers if moe else 0
+        last = {arch.num_layers - 1: arch.num_layers - leading}
+        return {0: leading, **last} if leading else last
     first: dict[tuple[object, ...], int] = {}
     times: Counter[int] = Counter()
     compressed, sparse = arch.compressed_attention, arch.sparse_attention
@@ -239,7 +251,10 @@ def _attention(arch: Architecture, layer: int) -> int:
     count = h * (q + kv) + heads * d * h
     count += q + kv if arch.qkv_bias else 0
     count += h if arch.attention_out_bias else 0
-    count += {"head": 2 * d, "full": q + kv // 2, None: 0}[arch.qk_norm]
+    if arch.qk_norm == "head":
+        count += 2 * d if kv else d
+    elif arch.qk_norm == "full":
+        count += q + kv // 2
     count += heads if arch.attention_sinks else 0
     return count + (h * heads if arch.attention_head_gate else 0)
 

@@ -1,5 +1,8 @@
-"""Baichuan 1 and 2. The 13B models have ALiBi and give no `max_position_embeddings`;
-version 2 normalizes its output layer and is told by its `z_loss_weight`."""
+"""Baichuan 1 and 2: Llama, at 13B with ALiBi; version 2 normalizes its output layer.
+
+Configs do not say so outright: those of 13B give no `max_position_embeddings`, those of version 2
+have a `z_loss_weight`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A GPT with rotary embedding and experts, as Megatron's defaults make it: no model is published."""
+"""A GPT with rotary embedding and experts, as Megatron's defaults make it; none is published."""
 
 from __future__ import annotations
 

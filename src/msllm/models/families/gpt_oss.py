@@ -1,4 +1,4 @@
-"""gpt-oss: attention sinks, every other layer with a window, biases, a clamped SwiGLU of its own."""
+"""gpt-oss: attention sinks, a window in every other layer, biases, a clamped SwiGLU of its own."""
 
 from __future__ import annotations
 
