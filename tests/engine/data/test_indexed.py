@@ -89,10 +89,15 @@ def test_damage_is_named(write_prefix, tmp_path):
 
 def test_files_appear_only_when_whole(tmp_path):
     prefix = tmp_path / "deep" / "data"
-    with pytest.raises(ValueError, match="stop"), IndexedWriter(prefix, np.uint16) as writer:
-        writer.append(np.array([1, 2]), np.array([2]))
-        assert [path.name for path in prefix.parent.iterdir()] == ["data.bin.tmp"]
-        raise ValueError("stop")
+
+    def stop_half_way() -> None:
+        with IndexedWriter(prefix, np.uint16) as writer:
+            writer.append(np.array([1, 2]), np.array([2]))
+            assert [path.name for path in prefix.parent.iterdir()] == ["data.bin.tmp"]
+            raise ValueError("stop")
+
+    with pytest.raises(ValueError, match="stop"):
+        stop_half_way()
     assert list(prefix.parent.iterdir()) == []
 
 

@@ -15,7 +15,7 @@ from msllm.engine.data import formats
 from msllm.engine.data.records import Record, find_files, read_blocks, split_keys
 from msllm.errors import InputError
 
-TEXTS = ["one", "zwei\nzeilen, \"quoted\"", "三\t𝄞", "x" * 3000, "\u2028 \x0c\r mid"]
+TEXTS = ["one", 'zwei\nzeilen, "quoted"', "三\t𝄞", "x" * 3000, "\u2028 \x0c\r mid"]
 
 
 def records(path: Path, *keys: str) -> list[Record]:
@@ -137,10 +137,16 @@ def test_lines_count_on_over_blocks(tmp_path, monkeypatch):
     ascii_only=st.booleans(),
     size=st.integers(1, 40),
 )
-def test_json_is_read_whatever_the_reads_cut(tmp_path_factory, values, indent, layout, ascii_only, size):
+def test_json_is_read_whatever_the_reads_cut(
+    tmp_path_factory, values, indent, layout, ascii_only, size
+):
     path = tmp_path_factory.mktemp("json") / "data.json"
     dumped = [json.dumps(value, indent=indent, ensure_ascii=ascii_only) for value in values]
-    joined = {"array": f"[{','.join(dumped)}]", "lines": "\n".join(dumped), "joined": "".join(dumped)}
+    joined = {
+        "array": f"[{','.join(dumped)}]",
+        "lines": "\n".join(dumped),
+        "joined": "".join(dumped),
+    }
     path.write_text(joined[layout], "utf-8", errors="surrogatepass")
     whole = records(path)
     with pytest.MonkeyPatch.context() as patch:
@@ -170,7 +176,9 @@ def test_broken_json_is_named_and_lines_after_it_are_read(tmp_path):
 def test_broken_rows_of_csv_are_named_and_the_rest_is_read(tmp_path):
     path = tmp_path / "data.csv"
     path.write_bytes(
-        b'\xef\xbb\xbftext,id\n"two\nlines",1\nonly one\n"a"b,2\nx\xff,3\n\ngood,4\n' + b"L" * 300_000 + b",5\n"
+        b'\xef\xbb\xbftext,id\n"two\nlines",1\nonly one\n"a"b,2\nx\xff,3\n\ngood,4\n'
+        + b"L" * 300_000
+        + b",5\n"
     )
     assert flaws(path) == [
         (4, "1 fields, the header has 2"),
@@ -186,7 +194,7 @@ def test_broken_rows_of_csv_are_named_and_the_rest_is_read(tmp_path):
 def test_columns_that_are_missing_null_or_not_text(tmp_path):
     path = tmp_path / "data.parquet"
     pyarrow.parquet.write_table(pa.table({"body": ["a"], "n": [1]}), path)
-    with pytest.raises(InputError, match="no column `text`.*its columns: body, n"):
+    with pytest.raises(InputError, match=r"no column `text`.*its columns: body, n"):
         records(path)
     assert flaws(path, "n") == [(1, "`n` is a number, not text")]
     for kind in (pa.large_string(), pa.dictionary(pa.int8(), pa.string())):

@@ -58,7 +58,16 @@ def train_tokenizer(
         raise InputError("output is there already", f"--out {out}", "give a new folder")
     files, keys = find_files(paths), split_keys(text_key)
     tokenizer, trainer = _blank(vocab_size)
-    tokenizer.train_from_iterator(_texts(files, keys, on_error, progress), trainer)
+    characters = 0
+
+    def count(read: int) -> None:
+        nonlocal characters
+        characters = read
+        progress(read)
+
+    tokenizer.train_from_iterator(_texts(files, keys, on_error, count), trainer)
+    if characters == 0:
+        raise InputError("no text found", f"--data {paths[0]}", f"is `{text_key}` the text's key?")
     found = int(tokenizer.get_vocab_size())
     if found < vocab_size:
         raise InputError(
