@@ -64,15 +64,15 @@ def list_models(
     from msllm.models.support import LEVELS
 
     known = catalog()
-    format = _choice("--format", format, FORMATS) or "table"
+    format = choice("--format", format, FORMATS) or "table"
     keep = [
-        _by_category(_choice("--category", category, CATEGORIES)),
-        _by_family(_choice("--family", family, known.families)),
-        _by_support(_choice("--support", support, LEVELS)),
+        _by_category(choice("--category", category, CATEGORIES)),
+        _by_family(choice("--family", family, known.families)),
+        _by_support(choice("--support", support, LEVELS)),
         _by_text(search),
         _by_size(_parameters("--min-params", min_params), _parameters("--max-params", max_params)),
     ]
-    on = _choice("--backend", backend, BACKENDS)
+    on = choice("--backend", backend, BACKENDS)
     found = [
         (card, recipes)
         for card in known.models
@@ -87,7 +87,7 @@ Found = Sequence[tuple["ModelCard", list["Recipe"]]]
 Test = Callable[["ModelCard"], bool]
 
 
-def _choice(flag: str, value: str | None, choices: Iterable[str]) -> str | None:
+def choice(flag: str, value: str | None, choices: Iterable[str]) -> str | None:
     """A value among `choices`, whatever its case."""
     if value is None:
         return None
@@ -159,7 +159,8 @@ def short(number: float | None) -> str:
     return f"{number:.0f}"
 
 
-def _length(tokens: int) -> str:
+def length(tokens: int) -> str:
+    """4096 -> 4K; lengths that are no multiple of 1024 stay as they are."""
     return f"{tokens // 1024}K" if tokens % 1024 == 0 else str(tokens)
 
 
@@ -168,7 +169,8 @@ def _unique(values: Iterable[str]) -> str:
 
 
 HEADERS = (
-    "family", "model", "params", "active", "category", "backend", "seq", "cluster", "cert", "support",
+    "family", "model", "params", "active", "category",
+    "backend", "seq", "cluster", "cert", "support",
 )  # fmt: skip
 
 
@@ -182,7 +184,7 @@ def _row(card: ModelCard, recipes: list[Recipe]) -> tuple[str, ...]:
         short(active),
         card.category,
         _unique(recipe.backend for recipe in recipes),
-        _unique(_length(recipe.seq_length) for recipe in recipes),
+        _unique(length(recipe.seq_length) for recipe in recipes),
         _unique(f"{recipe.nodes}x{recipe.npus}" for recipe in recipes),
         _unique(recipe.certification or "-" for recipe in recipes),
         card.support,
@@ -199,10 +201,10 @@ def _summary(found: Found) -> str:
 
 
 def _table(found: Found) -> str:
-    """Aligned columns, whole where the output is no terminal; narrower if they do not fit in one."""
+    """Aligned columns; narrower ones on a terminal that is not wide enough."""
     rows = [_row(card, recipes) for card, recipes in found]
     terminal = sys.stdout.isatty()
-    lines = _aligned([HEADERS, *rows], gap=2)
+    lines = aligned([HEADERS, *rows], gap=2)
     if terminal and max(map(len, lines)) > shutil.get_terminal_size().columns:
         lines = _narrow(found)
     if terminal and _coloured():
@@ -215,9 +217,10 @@ def _coloured() -> bool:
     return not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
-def _aligned(rows: Sequence[Sequence[str]], gap: int) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], gap: int, right: set[int] | None = None) -> list[str]:
+    """Rows as lines with columns `gap` apart; those in `right`, or headed so, end together."""
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    numbers = {i for i, name in enumerate(rows[0]) if name in ("params", "active")}
+    numbers = right or {i for i, name in enumerate(rows[0]) if name in ("params", "active")}
     return [
         (" " * gap)
         .join(
@@ -241,7 +244,7 @@ def _narrow(found: Found) -> list[str]:
             families.append(card.family)
     lines = []
     previous = ""
-    for family, line in zip(families, _aligned(rows, gap=1), strict=True):
+    for family, line in zip(families, aligned(rows, gap=1), strict=True):
         if family != previous:
             lines.append(f"{family}:")
         lines.append(line)
