@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from msllm.engine.data.long_text import LONG, pieces
 from msllm.errors import InputError
 
 EOS_FILES = ("tokenizer_config.json", "special_tokens_map.json")
@@ -79,14 +80,23 @@ class Tokenizer:
 
         A text without a single token gets length 0 and no `eod`.
         """
-        ids = self.encode_batch(texts)
-        if eod is not None:
-            for document in ids:
-                if document:
-                    document.append(eod)
-        lengths = np.fromiter(map(len, ids), np.int32, len(ids))
-        parts = [np.array(document, np.int32) for document in ids]
-        return np.concatenate([np.zeros(0, np.int32), *parts]), lengths
+        short = iter(self.encode_batch([text for text in texts if len(text) <= LONG]))
+        end = np.array([] if eod is None else [eod], np.int32)
+        parts = [np.zeros(0, np.int32)]
+        lengths = np.zeros(len(texts), np.int32)
+        for number, text in enumerate(texts):
+            long = len(text) > LONG
+            ids = self._encode_long(text) if long else np.array(next(short), np.int32)
+            if len(ids):
+                parts += [ids, end]
+                lengths[number] = len(ids) + len(end)
+        return np.concatenate(parts), lengths
+
+    def _encode_long(self, text: str) -> NDArray[np.int32]:
+        """Ids of a long text, encoded piece by piece if this tokenizer allows that."""
+        texts = [text] if self._fast is None else pieces(text, self._fast)
+        parts = [np.array(self.encode_batch([piece])[0], np.int32) for piece in texts]
+        return np.concatenate(parts)
 
     def decode(self, ids: Iterable[int]) -> str:
         """Text of ids, special tokens left out."""
