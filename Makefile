@@ -46,7 +46,7 @@ unit: $(STAMP) ## the tests; PYTEST_ARGS="-k plot" for some of them
 	$(BIN)/pytest -n $(JOBS) --dist loadfile --durations=15 $(PYTEST_ARGS)
 
 bench: $(STAMP) ## measure what docs/benchmarks.md reports
-	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	@for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
 
 format: $(STAMP) ## sort imports and lay the code out
 	$(BIN)/ruff check --fix .
