@@ -70,6 +70,11 @@ COMMANDS: dict[str, Entry] = {
         "Turn text files into an indexed data set for `msllm pretrain`.",
     ),
     "pretrain": Entry("msllm.cli.pretrain", "pretrain", "Train a model on text."),
+    "generate": Entry(
+        "msllm.cli.generate",
+        "generate",
+        "Continue a prompt with a run's newest checkpoint, by greedy decoding.",
+    ),
     "plot": Entry(
         "msllm.cli.plot",
         "plot",
