@@ -93,12 +93,15 @@ def _text_part(config: Config) -> Config:
 
 
 def _common_keys(config: Config, family: Family) -> dict[str, Any]:
-    """Bring keys to the common spelling; where two spellings are there, the common one wins."""
+    """Bring keys to the common spelling.
+
+    A family's own spelling is the one its code goes by and wins; of mere aliases the common wins.
+    """
     common = {key: value for key, value in config.items() if value is not None}
-    for spellings in (family.renames, ALIASES):
-        for own, key in spellings.items():
-            if own in common:
-                common.setdefault(key, common[own])
+    common.update({key: common[own] for own, key in family.renames.items() if own in common})
+    for own, key in ALIASES.items():
+        if own in common:
+            common.setdefault(key, common[own])
     for key, value in family.defaults.items():
         common.setdefault(key, value)
     return common
