@@ -31,6 +31,9 @@ PositiveReal = Annotated[float, BeforeValidator(_number), Field(gt=0.0)]
 NonNegativeReal = Annotated[float, BeforeValidator(_number), Field(ge=0.0)]
 
 
+RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "layernorm"]
+
+
 class Section(BaseModel):
     """Base of the config's parts: immutable, unknown keys refused."""
 
@@ -143,8 +146,8 @@ class TrainConfig(Section):
     recompute: Literal["none", "selective", "full"] = Field(
         "none", description="activations recomputed in backward instead of kept"
     )
-    recompute_modules: list[Literal["core_attn", "mlp", "moe", "moe_act", "layernorm"]] = Field(
-        default_factory=lambda: ["core_attn"], description="what selective recompute recomputes"
+    recompute_modules: list[RecomputeModule] = Field(
+        default=["core_attn"], description="what selective recompute recomputes"
     )
     recompute_layers: Positive = Field(
         1, description="layers in one recomputed block (full recompute)"

@@ -58,6 +58,11 @@ def adapt(device: Device, skip: tuple[str, ...] = ()) -> None:
             _applied.append(adaptation.name)
 
 
+def _module(name: str) -> Any:
+    """Import a module whose names are about to be read and set."""
+    return importlib.import_module(name)
+
+
 def _eager_functions(device: Device) -> None:
     """Import Megatron-core with `torch.compile` off: its decorators would start the compiler."""
     if "megatron.core" in sys.modules:
@@ -70,7 +75,7 @@ def _eager_functions(device: Device) -> None:
     torch.compile = undecorated
     try:
         importlib.import_module("megatron.core")
-        importlib.import_module("megatron.core.models.gpt.gpt_model")
+        _module("megatron.core.models.gpt.gpt_model")
     finally:
         torch.compile = compile_
 
@@ -211,7 +216,7 @@ def _tensor_type_names(device: Device) -> None:
 
 def _rng_tracker(device: Device) -> None:
     """Tensor-parallel random state and recompute save and restore the CUDA generator's state."""
-    random = importlib.import_module("megatron.core.tensor_parallel.random")
+    random = _module("megatron.core.tensor_parallel.random")
 
     def get_state(device: Any = "cuda", clone: bool = False, graph_safe: bool = False) -> Any:
         return torch.get_rng_state()
@@ -225,13 +230,13 @@ def _rng_tracker(device: Device) -> None:
 
 def _recompute_without_fp8(device: Device) -> None:
     """`CheckpointWithoutOutput()` takes its default `fp8=False` for FP8 and wants its manager."""
-    random = importlib.import_module("megatron.core.tensor_parallel.random")
+    random = _module("megatron.core.tensor_parallel.random")
     random.CheckpointWithoutOutput.__init__.__defaults__ = (None,)
 
 
 def _adam_step(device: Device) -> None:
     """Loading a checkpoint looks for torch AdamW's `step` among tensors that never hold it."""
-    module = importlib.import_module("megatron.core.optimizer.distrib_optimizer")
+    module = _module("megatron.core.optimizer.distrib_optimizer")
     optimizer_class = module.DistributedOptimizer
     original = optimizer_class._set_main_param_and_optimizer_states
 
@@ -247,14 +252,14 @@ def _adam_step(device: Device) -> None:
 
 def _router_gemm(device: Device) -> None:
     """The router asks whether Transformer Engine's GEMM is there, by a name it never defined."""
-    moe_utils = importlib.import_module("megatron.core.transformer.moe.moe_utils")
+    moe_utils = _module("megatron.core.transformer.moe.moe_utils")
     if not hasattr(moe_utils, "te_general_gemm"):
         moe_utils.te_general_gemm = None
 
 
 def _split_sizes(device: Device) -> None:
     """All-to-all wants its split sizes as lists; for host tensors they stay tensors."""
-    dispatcher = importlib.import_module("megatron.core.transformer.moe.token_dispatcher")
+    dispatcher = _module("megatron.core.transformer.moe.token_dispatcher")
     moved = dispatcher.maybe_move_tensor_to_cpu
 
     @functools.wraps(moved)
@@ -270,7 +275,7 @@ def _grouped_matmul(device: Device) -> None:
     """GroupedMLP wants the CUDA-only `grouped_gemm` package; it gets our operator."""
     from msllm.engine.ops import operators_for
 
-    util = importlib.import_module("megatron.core.transformer.moe.grouped_gemm_util")
+    util = _module("megatron.core.transformer.moe.grouped_gemm_util")
     util.ops = types.SimpleNamespace(gmm=operators_for(device.kind).grouped_matmul)
     util.grouped_gemm = types.SimpleNamespace(ops=util.ops)
 
@@ -280,7 +285,7 @@ def _rotary(device: Device) -> None:
 
     `freqs` is what `modules.RotaryEmbedding` made: cos and sin side by side, `[s, b, 1, 2 r]`.
     """
-    attention = importlib.import_module("megatron.core.transformer.attention")
+    attention = _module("megatron.core.transformer.attention")
 
     def apply(t: torch.Tensor, freqs: torch.Tensor, config: Any, **_: Any) -> torch.Tensor:
         cos, sin = freqs.chunk(2, dim=-1)
@@ -294,7 +299,7 @@ def _permute(device: Device) -> None:
     """The token dispatchers permute with fixed functions; they get our operators."""
     from msllm.engine.ops import operators_for
 
-    dispatcher = importlib.import_module("megatron.core.transformer.moe.token_dispatcher")
+    dispatcher = _module("megatron.core.transformer.moe.token_dispatcher")
     ops = operators_for(device.kind)
     dispatcher.permute, dispatcher.unpermute = ops.permute, ops.unpermute
 

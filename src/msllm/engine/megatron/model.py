@@ -104,4 +104,4 @@ def _mark_experts(chunk: LanguageModel) -> None:
     """
     for name, parameter in chunk.named_parameters():
         if ".experts." in name:
-            parameter.allreduce = False  # type: ignore[attr-defined]
+            parameter.allreduce = False

@@ -28,7 +28,7 @@ def collect(config: ModelConfig, num_batches: int) -> dict[str, float]:
         values = torch.zeros(config.num_layers, device=torch.cuda.current_device())
         tracker.setdefault(name, {"values": values})
     reduce_aux_losses_tracker_across_ranks(names)
-    layers = sum(config.moe_layer_freq)  # type: ignore[arg-type]
+    layers = sum(config.moe_layer_freq)
     found = {
         _NAMES[name]: float(tracker[name]["values"].sum()) / layers / num_batches for name in names
     }

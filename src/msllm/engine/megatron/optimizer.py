@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
@@ -15,7 +15,7 @@ from msllm.engine.megatron.model import LanguageModel
 from msllm.engine.megatron.model_config import DTYPES, ModelConfig
 from msllm.engine.ops.adamw import foreach_adamw, fuse_adamw
 
-Chunk = DistributedDataParallel
+Chunk: TypeAlias = DistributedDataParallel
 """One pipeline chunk with its gradient buffers."""
 
 
