@@ -151,7 +151,8 @@ def test_table_has_every_fact(shown):
         "support",
     ]  # fmt: skip
     assert line.split()[:9] == [
-        "Qwen3", "qwen3-30b-a3b", "30.5B", "3.35B", "moe", "mcore,fsdp2", "4K", "2x8,1x16", "pass,test",
+        "Qwen3", "qwen3-30b-a3b", "30.5B", "3.35B", "moe", "mcore,fsdp2", "4K", "2x8,1x16",
+        "pass,test",
     ]  # fmt: skip
 
 

@@ -8,8 +8,8 @@ import shlex
 import pytest
 
 from msllm.cli.app import run
-from msllm.cli.show_model import commands, show_model, untrained
-from msllm.models.catalog import catalog, find_model
+from msllm.cli.show_model import commands, show_model, subject, untrained
+from msllm.models.catalog import catalog
 from msllm.models.support import proven_levels
 
 
@@ -121,7 +121,7 @@ def flags_of(command):
 
 @pytest.mark.parametrize("name", ["tiny-qwen3", "llama3-8b", "qwen3-30b-a3b", "llama3.1-405b"])
 def test_command_is_the_recipe(name):
-    model = find_model(name)
+    model = subject(name)
     for command, recipe in zip(commands(model), model.card.recipes, strict=True):
         flags = flags_of(command)
         assert flags["--model"] == name
@@ -135,16 +135,16 @@ def test_command_is_the_recipe(name):
 
 def test_command_is_for_the_cluster_its_sizes_fit():
     """The published 405B recipe at 8K recommends 8x8 but its script cuts for 16x16."""
-    first, *_ = commands(find_model("llama3.1-405b"))
+    first, *_ = commands(subject("llama3.1-405b"))
     assert flags_of(first)["--nodes"] == "16"
     assert flags_of(first)["--npus"] == "16"
 
 
 def test_trained_models_show_a_command_and_others_why_not(shown):
     for card in catalog().models:
-        reasons = untrained(find_model(card.name))
+        reasons = untrained(subject(card.name))
         assert bool(reasons) == (card.support == "listed"), card.name
-    assert untrained(find_model("gemma-2b")) == ["no test proves training of gemma yet"]
+    assert untrained(subject("gemma-2b")) == ["no test proves training of gemma yet"]
     assert "no test proves training of gemma yet" in shown("gemma-2b")[1]
 
 

@@ -12,7 +12,8 @@ import yaml
 
 from msllm.errors import InputError
 from msllm.models import plain_yaml
-from msllm.models.catalog import catalog, catalog_files, find_model, load
+from msllm.models.catalog import catalog, catalog_files, load
+from msllm.models.resolve import resolve_model
 from msllm.models.support import support
 
 with (Path(__file__).parent / "data" / "published_recipes.csv").open(encoding="utf-8") as file:
@@ -211,14 +212,14 @@ def test_unknown_model_names_the_three_closest():
 def test_folder_with_a_config_is_a_model(tmp_path):
     config = catalog().get("tiny-llama").config
     (tmp_path / "config.json").write_text(json.dumps(config))
-    found = find_model(str(tmp_path))
+    found = resolve_model(str(tmp_path))
     assert found.card is None
     assert found.architecture == catalog().get("tiny-llama").architecture
 
 
 def test_folder_without_a_config_is_told(tmp_path):
     with pytest.raises(InputError, match=r"no config\.json"):
-        find_model(str(tmp_path))
+        resolve_model(str(tmp_path))
 
 
 def test_model_without_a_known_shape_says_so():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,7 +14,7 @@ from msllm.cli.list_models import aligned, choice, length, short
 
 if TYPE_CHECKING:
     from msllm.models.architecture import Architecture
-    from msllm.models.catalog import Model, ModelCard, Recipe, TuneRecipe
+    from msllm.models.catalog import ModelCard, Recipe, TuneRecipe
     from msllm.models.counts import ParameterCount
 
 EPILOG = """Examples:
@@ -43,17 +43,41 @@ def show_model(
     format: Annotated[str, typer.Option(help="table or json", metavar="NAME")] = "table",
 ) -> None:
     """Show a model's shape, size and recipes."""
-    from msllm.models.catalog import find_model
-
     format = choice("--format", format, FORMATS) or "table"
-    found = find_model(model)
+    found = subject(model)
     if format == "json":
         sys.stdout.write(json.dumps(_record(found), indent=2) + "\n")
     else:
         sys.stdout.write("\n".join(_page(found)) + "\n")
 
 
-def _page(model: Model) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The model that is shown; a card in the catalog may be all that is known of it."""
+
+    name: str
+    card: ModelCard | None
+    config: dict[str, Any] | None = None
+    architecture: Architecture | None = None
+
+
+def subject(name: str) -> Subject:
+    """Find a model as `pretrain` would, and also one whose shape is not known.
+
+    Raises:
+        InputError: There is no such model, or its config cannot be read.
+    """
+    from msllm.models.catalog import catalog
+    from msllm.models.resolve import resolve_model
+
+    card = catalog().find(name)
+    if card is not None and card.config is None:
+        return Subject(card.name, card)
+    model = resolve_model(name)
+    return Subject(model.name, model.card, model.config, model.architecture)
+
+
+def _page(model: Subject) -> list[str]:
     card = model.card
     blocks = [_head(model)]
     if model.architecture is None:
@@ -71,7 +95,7 @@ def _page(model: Model) -> list[str]:
     return [line for block in blocks for line in (*block, "")][:-1]
 
 
-def _head(model: Model) -> list[str]:
+def _head(model: Subject) -> list[str]:
     card = model.card
     lines = [model.name]
     if card is None:
@@ -202,13 +226,13 @@ def _batch(r: Recipe | TuneRecipe) -> tuple[str, str, str]:
     return str(r.micro_batch or "-"), str(r.global_batch or "-"), f"{r.lr:g}" if r.lr else "-"
 
 
-def _support(model: Model) -> str:
+def _support(model: Subject) -> str:
     from msllm.models.support import support
 
     return support(model.architecture)
 
 
-def _training(model: Model) -> list[str]:
+def _training(model: Subject) -> list[str]:
     """The command that trains the model, or why msllm does not."""
     reasons = untrained(model)
     if reasons:
@@ -216,7 +240,7 @@ def _training(model: Model) -> list[str]:
     return ["train it", *_indented(commands(model))]
 
 
-def untrained(model: Model) -> list[str]:
+def untrained(model: Subject) -> list[str]:
     """Why msllm does not train the model; empty if it does."""
     from msllm.models.support import proven_levels, untrained_features
 
@@ -229,7 +253,7 @@ def untrained(model: Model) -> list[str]:
     return [f"training tests of {kind} do not cover: {feature}" for feature in missing]
 
 
-def commands(model: Model) -> list[str]:
+def commands(model: Subject) -> list[str]:
     """The command of each recipe; without recipes, of one machine.
 
     Optimizer settings are the recipe's wherever no flag says otherwise.
@@ -262,7 +286,7 @@ def _flags(r: Recipe) -> str:
     return " ".join(words)
 
 
-def _record(model: Model) -> dict[str, Any]:
+def _record(model: Subject) -> dict[str, Any]:
     card, arch = model.card, model.architecture
     count = _count(arch) if arch else None
     reasons = untrained(model)

@@ -239,37 +239,6 @@ class Catalog:
         return list(dict.fromkeys(self._by_name[found].name for found in near))[:n]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """A model that was asked for, from the catalog or from a folder (`card` is None then).
-
-    `config` and `architecture` are None for a catalog model whose shape is not known.
-    """
-
-    name: str
-    config: dict[str, Any] | None
-    architecture: Architecture | None
-    card: ModelCard | None = None
-
-
-def find_model(name_or_folder: str) -> Model:
-    """The model in a folder with a `config.json`, or else the catalog's with this name.
-
-    Raises:
-        InputError: Neither; or a config that cannot be read.
-    """
-    folder = Path(name_or_folder).expanduser()
-    card = catalog().find(name_or_folder)
-    if (folder / "config.json").is_file() or (folder.is_dir() and card is None):
-        config = hf_config.read_config(folder)
-        architecture = hf_config.architecture_from_config(config)
-        return Model(name=str(name_or_folder), config=config, architecture=architecture)
-    card = card or catalog().get(name_or_folder)
-    return Model(
-        name=card.name, config=card.config, architecture=card.known_architecture, card=card
-    )
-
-
 FOLDER = Path(__file__).parent / "catalog"
 
 
