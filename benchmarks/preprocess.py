@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -68,12 +69,15 @@ def run_one(arguments: argparse.Namespace) -> None:
     own, children = (
         resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
     )
+    # Not ru_maxrss, which would start at the size of the process that started this one.
+    peak = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert peak is not None
     figures = {
         "tokens": tokens,
         "seconds": seconds,
         "cpu": own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime,
         # ru_maxrss of children is the largest child's; all workers are taken to be as large.
-        "peak": (own.ru_maxrss + arguments.workers * children.ru_maxrss) / 1024,
+        "peak": (int(peak[1]) + arguments.workers * children.ru_maxrss) / 1024,
     }
     print(json.dumps(figures))
 

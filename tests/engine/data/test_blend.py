@@ -26,7 +26,7 @@ def test_each_source_gives_its_samples_in_order_and_its_exact_share(shares, peri
 
 
 @pytest.mark.parametrize(
-    "weights", [["0.7", "0.3"], ["3", "1", "2"], ["0.5", "0.25", "0.125", "0.125"]]
+    "weights", [["0.7", "0.3"], ["0.3", "0.7"], ["3", "1", "2"], ["0.5", "0.25", "0.125", "0.125"]]
 )
 def test_first_period_is_megatrons_blend(weights):
     helpers = pytest.importorskip("megatron.core.datasets.helpers_cpp")

@@ -47,11 +47,11 @@ def test_what_megatron_wrote_is_read(tmp_path, vocab_size):
 
 
 def test_offsets_do_not_overflow():
-    # 1.5 G tokens of 4 bytes: the offsets pass 2^31 and 2^32 bytes.
-    lengths = np.full(1500, 1_000_000, np.int32)
+    # 3 G tokens of 4 bytes: both tokens and bytes pass 2^31, bytes pass 2^32 too.
+    lengths = np.full(1500, 2_000_000, np.int32)
     offsets = byte_offsets(lengths, 4)
     assert offsets.dtype == np.int64
-    assert offsets.tolist() == [4_000_000 * i for i in range(1500)]
+    assert offsets.tolist() == [8_000_000 * i for i in range(1500)]
     assert byte_offsets(np.zeros(0, np.int32), 4).tolist() == []
     assert byte_offsets(np.full(5_000_000, 3, np.int32), 2)[-1] == 29_999_994
 
