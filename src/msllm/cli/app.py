@@ -80,11 +80,6 @@ COMMANDS: dict[str, Entry] = {
         "plot",
         "Draw loss and throughput curves of runs, to a picture and to the terminal.",
     ),
-    "generate": Entry(
-        "msllm.cli.generate",
-        "generate",
-        "Continue a prompt with a run's newest checkpoint, by greedy decoding.",
-    ),
 }
 
 

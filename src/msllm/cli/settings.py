@@ -19,6 +19,7 @@ from msllm.config import RunConfig
 from msllm.errors import InputError, MsllmError, Problem
 
 DEFAULT = "default"
+NO_MODEL = Problem("no model was named", "--model", "give --model NAME; see `msllm list-models`")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +41,15 @@ Settings = dict[str, Setting]
 
 @dataclass(frozen=True, slots=True)
 class Resolved:
-    """A run's settings, and for each dotted path where its value came from."""
+    """A run's settings, and for each dotted path where its value came from.
+
+    `problems` lists wrong keys and values. Those are left out of `config`, so that what else is
+    wrong can be found too.
+    """
 
     config: RunConfig
     sources: Mapping[str, str] = field(repr=False)
+    problems: tuple[Problem, ...] = ()
 
 
 Filler = Callable[[RunConfig, Settings], Settings]
@@ -62,7 +68,7 @@ def resolve(
         fill: Recipe and derived values; called only if the given settings are right.
 
     Raises:
-        InputError: With every wrong key and value there is.
+        InputError: No model is named, so that nothing more can be said; with all other problems.
     """
     problems: list[Problem] = []
     given: Settings = {}
@@ -71,15 +77,10 @@ def resolve(
     given |= read_assignments(assignments, problems)
     given |= flags
     config = _validate(given, problems)
-    if problems or config is None:
-        raise InputError(problems)
-    if fill is None:
-        return Resolved(config, _sources(given))
-    filled = {p: s for p, s in fill(config, given).items() if p not in given}
-    whole = _validate({**filled, **given}, problems)
-    if whole is None:
-        raise InputError(problems)
-    return Resolved(whole, _sources({**filled, **given}))
+    filled = {p: s for p, s in fill(config, given).items() if p not in given} if fill else {}
+    return Resolved(
+        _validate({**filled, **given}, problems), _sources({**filled, **given}), tuple(problems)
+    )
 
 
 def read_assignments(assignments: list[str], problems: list[Problem]) -> Settings:
@@ -182,22 +183,34 @@ def _collect(read: Callable[[], Settings], problems: list[Problem]) -> Settings:
         return {}
 
 
-def _validate(settings: Settings, problems: list[Problem]) -> RunConfig | None:
-    """Make the RunConfig; wrong values are added to `problems`."""
-    nested: dict[str, Any] = {}
-    for path, setting in settings.items():
-        section, _, name = path.rpartition(".")
-        (nested.setdefault(section, {}) if section else nested)[name] = setting.value
+def _validate(settings: Settings, problems: list[Problem]) -> RunConfig:
+    """Make the RunConfig. Wrong values are taken out of `settings` and added to `problems`.
+
+    Raises:
+        InputError: Without them there is no model.
+    """
     try:
-        return RunConfig.model_validate(nested)
+        return RunConfig.model_validate(_nested(settings))
     except ValidationError as error:
         found: dict[str, Problem] = {}
         for detail in error.errors():
             path = _setting_of(detail["loc"])
             if path not in found:
                 found[path] = _explain(path, dict(detail), settings)
-        problems += found.values()
-        return None
+    problems += found.values()
+    for path in found:
+        settings.pop(path, None)
+    if "model" not in settings:
+        raise InputError(problems)
+    return RunConfig.model_validate(_nested(settings))
+
+
+def _nested(settings: Settings) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for path, setting in settings.items():
+        section, _, name = path.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[name] = setting.value
+    return nested
 
 
 def _setting_of(location: tuple[int | str, ...]) -> str:

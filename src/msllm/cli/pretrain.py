@@ -1,0 +1,180 @@
+"""`msllm pretrain`: settings put together, everything checked, then the workers started."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from msllm.cli.flags import RUN, settings_of, with_flags
+from msllm.errors import InputError
+
+if TYPE_CHECKING:
+    from msllm.config import RunConfig
+    from msllm.models.resolve import Model
+
+EPILOG = """Examples:
+
+  msllm pretrain --model tiny-qwen3 --data mock --device cpu --steps 20
+
+  msllm pretrain --model qwen3-8b --data 0.7:code 0.3:text --tokenizer tok --nodes 1 --npus 8
+
+  msllm pretrain --model qwen3-8b --data corpus/ --tokenizer tok --set train.lr=2e-5 --dry-run
+
+  msllm pretrain --config runs/qwen3-8b-1/run.yaml --out runs/again
+"""
+
+WORKER = "msllm.engine.training.worker"
+
+
+@with_flags
+def pretrain(
+    *,
+    config: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="YAML file of settings", rich_help_panel=RUN),
+    ] = None,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE...",
+            help="any setting by name, such as train.lr=1e-4; --dry-run lists all",
+            rich_help_panel=RUN,
+        ),
+    ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="check all, print each value with its source, layout and memory; start nothing",
+            rich_help_panel=RUN,
+        ),
+    ] = False,
+    **flags: Any,
+) -> None:
+    """Train a model on text."""
+    from msllm.cli import recipe, settings
+    from msllm.engine import preflight
+    from msllm.models.resolve import resolve_model
+
+    resolved = settings.resolve(
+        settings_of(flags), assignments or [], config, recipe.fill(preflight.device_kind)
+    )
+    problems = [*resolved.problems, *preflight.check(resolved.config)]
+    if dry_run:
+        _show(resolved, problems)
+        return
+    if problems:
+        raise InputError(problems)
+    model = resolve_model(resolved.config.model)
+    for warning in preflight.warnings(resolved.config, model.architecture):
+        print(f"warning: {warning}", file=sys.stderr)
+    train(_settled(resolved.config, model))
+
+
+def train(config: RunConfig) -> None:
+    """Prepare the data and the folder of a run that was checked, and run it to the end.
+
+    Raises:
+        InputError: The folder holds another run's data.
+        RunError: A worker failed.
+        Interrupted: The run was stopped; what it has learnt is saved.
+    """
+    from msllm.config import write_run
+    from msllm.engine import preflight
+    from msllm.engine.device import Device
+    from msllm.engine.launch import launch
+    from msllm.engine.training.console import Console
+    from msllm.engine.training.run_folder import RunFolder
+
+    out = config.out
+    assert out is not None
+    config = config.model_copy(update={"data": _prepare(config)})
+    folder = RunFolder(out)
+    _check_sources(config, folder)
+    folder.create()
+    write_run(config, folder.config)
+    print(f"run folder: {folder.path}", file=sys.stderr)
+    environment = Device(preflight.device_kind(config.device)).environment()
+    launch(
+        WORKER,
+        [str(folder.path)],
+        config.launch,
+        folder.logs,
+        Console(folder.path, config),
+        {name: value for name, (value, _) in environment.items()},
+    )
+    print(f"done: {folder.path}", file=sys.stderr)
+
+
+def _show(resolved: Any, problems: list[Any]) -> None:
+    """Print what would happen; what is wrong comes last, as the error that it is."""
+    from msllm.cli.dry_run import report
+    from msllm.models.resolve import resolve_model
+
+    try:
+        architecture = resolve_model(resolved.config.model).architecture
+    except InputError:
+        raise InputError(problems) from None
+    print(report(resolved, architecture))
+    if problems:
+        raise InputError(problems)
+
+
+def _settled(config: RunConfig, model: Model) -> RunConfig:
+    """Fix what depends on the working folder or on chance, so that run.yaml repeats the run."""
+    name = model.name if model.card else str(Path(model.name).expanduser().resolve())
+    out = config.out or free_folder(Path("runs"), Path(model.name).name)
+    tokenizer = config.data.tokenizer
+    data = config.data.model_copy(
+        update={"tokenizer": tokenizer.expanduser().resolve() if tokenizer else None}
+    )
+    return config.model_copy(
+        update={"model": name, "out": out.expanduser().resolve(), "data": data}
+    )
+
+
+def free_folder(parent: Path, name: str) -> Path:
+    """Name the next run of a model: `runs/qwen3-8b-3` behind `runs/qwen3-8b-2`."""
+    taken = [0]
+    for path in parent.glob(f"{name}-*"):
+        number = path.name.removeprefix(f"{name}-")
+        if number.isdigit():
+            taken.append(int(number))
+    return parent / f"{name}-{max(taken) + 1}"
+
+
+def _prepare(config: RunConfig) -> Any:
+    """Tokenize raw data, once; sources are written as absolute paths."""
+    from msllm.cli.data_progress import show_progress
+    from msllm.engine.data.cache import prepare_data
+
+    with show_progress() as progress:
+        data = prepare_data(config.data, progress)
+    return data.model_copy(
+        update={
+            "paths": [_absolute(item) for item in data.paths],
+            "valid_paths": [_absolute(item) for item in data.valid_paths],
+        }
+    )
+
+
+def _absolute(item: str) -> str:
+    from msllm.engine.data.sources import parse_sources
+
+    (source,), _ = parse_sources([item], "--data")
+    return item if source.kind == "mock" else source.with_path(source.path.resolve())
+
+
+def _check_sources(config: RunConfig, folder: Any) -> None:
+    """Compare the sources with those of the run that is continued; now their names are final."""
+    from msllm.config import read_run
+    from msllm.engine.run_identity import compare
+
+    if folder.config.exists():
+        problems = compare(read_run(folder.config), config, f"--out {folder.path}", data=True)
+        if problems:
+            raise InputError(problems)

@@ -1,0 +1,275 @@
+"""Memory that a device will need, item by item, from formulas: no model is built.
+
+Good to about a tenth for dense models with balanced stages; experts are assumed to get equal
+shares of the tokens. Activations follow Korthikanti et al. (arXiv:2205.05198), with what our own
+operators keep for the backward pass. The pipeline's fullest stage counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from msllm.config import LayoutConfig, RunConfig
+from msllm.engine.layout import Layout, divides
+from msllm.models import counts
+from msllm.models.architecture import Architecture
+
+BYTES = {"bf16": 2, "fp32": 4}
+GRADIENT = 4
+"""Bytes of a gradient: kept and summed in float32."""
+MOMENTS = {"adamw": 8, "muon": 4}
+"""Bytes of optimizer state a parameter: two float32 moments, or one momentum."""
+
+PROCESS = {"cpu": 350 << 20, "cuda": 1 << 30, "npu": 2 << 30}
+"""The process itself. cpu: torch, Megatron-core and a gloo group, measured (302 MiB resident, with
+some room). cuda and npu: context and communicators, assumed and not measured."""
+
+ITEMS = (
+    "parameters", "gradients", "main parameters", "optimizer state", "activations", "logits",
+    "communication", "process",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes on the device of the fullest pipeline stage, by item (`ITEMS`)."""
+
+    items: Mapping[str, int]
+    stage: int = 0
+    parameters: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of parameters there: `dense` (sharded over dp) and `experts` (over expert dp)."""
+
+    @property
+    def total(self) -> int:
+        """All bytes."""
+        return sum(self.items.values())
+
+
+def estimate(architecture: Architecture, layout: Layout, run: RunConfig, kind: str) -> Estimate:
+    """Estimate the memory of a device of `kind` on the fullest pipeline stage."""
+    stages = [_stage(architecture, layout, run, kind, stage) for stage in range(layout.pp)]
+    return max(stages, key=lambda stage: stage.total)
+
+
+def three_ways_down(
+    run: RunConfig, architecture: Architecture, layout: Layout, kind: str
+) -> list[str]:
+    """Name up to three changes that save most, each with the estimate that it leads to."""
+    now = estimate(architecture, layout, run, kind).total
+    found: list[tuple[int, str]] = []
+    for words, config in _changes(run):
+        changed = Layout.from_world(config.layout, layout.world_size)
+        if divides(config.layout, layout.world_size) or changed.problems(architecture):
+            continue
+        total = estimate(architecture, changed, config, kind).total
+        if total < 0.99 * now:
+            found.append((total, f"{words}: {total / 2**30:.2f} GiB"))
+    ways = [text for _, text in sorted(found)[:3]]
+    others = [
+        "more devices, with a larger --tp or --pp",
+        "a shorter --seq-length",
+        "a smaller model",
+    ]
+    return ways + others[: 3 - len(ways)]
+
+
+def stage_parameters(architecture: Architecture, layout: Layout, stage: int) -> dict[str, int]:
+    """Numbers of parameters on one device of a stage: `dense` and `experts`."""
+    layers = [layer for chunk in layout.stages(architecture.num_layers)[stage] for layer in chunk]
+    dense = experts = 0
+    for layer in layers:
+        items = counts.layer_parameters(architecture, layer)
+        experts += items.pop(counts.ROUTED, 0) // (layout.ep * layout.etp)
+        dense += sum(_share(architecture, item, n, layout.tp) for item, n in items.items())
+    dense += _ends(architecture, layout, stage)
+    return {"dense": dense, "experts": experts}
+
+
+def _share(architecture: Architecture, item: str, count: int, tp: int) -> int:
+    """Parameters of a layer's item on one of `tp` ranks; norms and routers are on all of them."""
+    if item in (counts.NORMS, counts.ROUTER, counts.HYPER):
+        return count
+    whole = 0
+    if item == counts.ATTENTION and architecture.mla is None:
+        if architecture.qk_norm == "head":
+            whole += 2 * architecture.head_dim
+        if architecture.attention_out_bias:
+            whole += architecture.hidden_size
+    return (count - whole) // tp + whole
+
+
+def _ends(architecture: Architecture, layout: Layout, stage: int) -> int:
+    """Parameters of the embedding (first stage), of the head and the last norm (last stage)."""
+    items = counts.model_parameters(architecture)
+    table = -(-architecture.vocab_size // layout.tp) * architecture.hidden_size
+    first, last = stage == 0, stage == layout.pp - 1
+    count = table if first else 0
+    if last:
+        count += items.get(counts.NORMS, 0) + (items.get(counts.HYPER, 0))
+        tied_here = architecture.tie_word_embeddings and first
+        count += 0 if tied_here else table
+    return count
+
+
+def _stage(
+    architecture: Architecture, layout: Layout, run: RunConfig, kind: str, stage: int
+) -> Estimate:
+    numbers = stage_parameters(architecture, layout, stage)
+    count = numbers["dense"] + numbers["experts"]
+    sharded = run.layout.distributed_optimizer and run.train.optimizer == "adamw"
+    expert_dp = max(1, layout.world_size // (layout.etp * layout.ep * layout.pp))
+    kept = (
+        numbers["dense"] // (layout.dp * layout.cp) + numbers["experts"] // expert_dp
+        if sharded
+        else count
+    )
+    items = {
+        "parameters": count * BYTES[run.dtype],
+        "gradients": count * GRADIENT,
+        "main parameters": kept * 4 if run.dtype == "bf16" else 0,
+        "optimizer state": kept * MOMENTS[run.train.optimizer],
+        "activations": _activations(architecture, layout, run, stage),
+        "logits": _logits(architecture, layout, run) if stage == layout.pp - 1 else 0,
+        "communication": _communication(architecture, layout, run),
+        "process": PROCESS[kind],
+    }
+    return Estimate(items, stage, numbers)
+
+
+def micro_batches(layout: Layout, run: RunConfig) -> int:
+    """Micro-batches of a step on each data parallel rank."""
+    samples = run.train.global_batch or run.train.micro_batch * layout.dp
+    return max(1, samples // (run.train.micro_batch * layout.dp))
+
+
+def in_flight(layout: Layout, stage: int, count: int) -> int:
+    """Micro-batches, times chunks where they interleave, that a stage holds at once.
+
+    One forward, one backward: a stage runs ahead by the number of stages behind it
+    (arXiv:2104.04473, figure 4).
+    """
+    if layout.vpp == 1:
+        return min(layout.pp - stage, count)
+    ahead = 2 * (layout.pp - stage - 1) + (layout.vpp - 1) * layout.pp + 1
+    return min(ahead, count * layout.vpp)
+
+
+def _activations(architecture: Architecture, layout: Layout, run: RunConfig, stage: int) -> int:
+    """Bytes kept for the backward pass by all micro-batches in flight on a stage."""
+    chunks = layout.stages(architecture.num_layers)[stage]
+    width = BYTES[run.dtype] * _tokens(layout, run)
+    held = in_flight(layout, stage, micro_batches(layout, run))
+    whole = [[_layer(architecture, layout, run, layer) for layer in chunk] for chunk in chunks]
+    border = architecture.hidden_size // (layout.tp if layout.sequence_parallel else 1)
+    if run.train.recompute == "full":
+        block = run.train.recompute_layers
+        a_chunk = max((-(-len(chunk) // block) * border for chunk in chunks), default=0)
+        inside = max((sum(sorted(chunk)[-block:]) for chunk in whole if chunk), default=0)
+        return int(width * (held * a_chunk + inside))
+    a_chunk = max((sum(chunk) for chunk in whole), default=0)
+    return int(width * held * a_chunk)
+
+
+def _tokens(layout: Layout, run: RunConfig) -> int:
+    """Tokens of a micro-batch on one context parallel rank."""
+    return run.train.micro_batch * run.data.seq_length // layout.cp
+
+
+def _layer(architecture: Architecture, layout: Layout, run: RunConfig, layer: int) -> int:
+    """Elements a token that a layer keeps on one rank.
+
+    Both norms keep their input, the linears theirs; attention keeps what enters its kernel and
+    what leaves it; a gated MLP its two halves, silu(gate) and the product.
+    """
+    again = set(run.train.recompute_modules) if run.train.recompute == "selective" else set()
+    border = architecture.hidden_size // (layout.tp if layout.sequence_parallel else 1)
+    norms = 2 * border + (0 if "layernorm" in again else 2 * border)
+    attention = _attention(architecture, layout, run, layer, "core_attn" in again)
+    if architecture.has_experts(layer):
+        mlp = 0 if "moe" in again else _experts(architecture, layout, "moe_act" in again)
+    elif "mlp" in again:
+        mlp = 0
+    else:
+        mlp = _mlp_elements(architecture, architecture.intermediate_size) // layout.tp
+    return norms + attention + mlp
+
+
+def _attention(
+    architecture: Architecture, layout: Layout, run: RunConfig, layer: int, core_again: bool
+) -> int:
+    """Queries, keys and values before and after the rotary embedding, and the output.
+
+    Where the softmax is written out (soft caps and sinks), its probabilities are kept too, in the
+    parameters' precision and as the float32 they are computed in.
+    """
+    heads, d = architecture.heads(layer), architecture.head_dim
+    groups = max(architecture.num_query_groups, layout.tp)
+    copies = 2 + (architecture.qk_norm is not None)
+    elements = copies * (heads + groups) * d + groups * d + heads * d
+    eager = architecture.attention_softcap is not None or architecture.attention_sinks
+    if eager and not core_again:
+        keys = run.data.seq_length
+        if architecture.is_sliding(layer):
+            keys = min(keys, architecture.sliding_window or keys)
+        elements += heads * keys * (1 + 4 // BYTES[run.dtype])
+    return elements // layout.tp
+
+
+def _mlp_elements(architecture: Architecture, width: int) -> int:
+    return (4 if architecture.gated_mlp else 2) * width
+
+
+def _experts(architecture: Architecture, layout: Layout, activation_again: bool) -> int:
+    """Copies of a token for its experts, what these keep, and their outputs."""
+    moe = architecture.moe
+    assert moe is not None
+    hidden = architecture.hidden_size
+    inner = _mlp_elements(architecture, moe.intermediate_size) // layout.etp
+    if activation_again:
+        inner //= 2
+    tokens = layout.tp if layout.sequence_parallel else 1
+    routed = moe.num_experts_per_tok * (2 * hidden + inner) // tokens
+    shared = _mlp_elements(architecture, moe.shared_expert_intermediate_size) // layout.tp
+    scores = 2 * moe.num_experts
+    return routed + shared + scores // tokens
+
+
+def _logits(architecture: Architecture, layout: Layout, run: RunConfig) -> int:
+    """The logits, the float32 probabilities kept from them, and their gradient, once."""
+    rows = -(-architecture.vocab_size // layout.tp)
+    return _tokens(layout, run) * rows * (BYTES[run.dtype] + 4 + 4)
+
+
+def _communication(architecture: Architecture, layout: Layout, run: RunConfig) -> int:
+    """One gathered sequence (sequence parallel), and a sent and a received one (pipeline)."""
+    one = _tokens(layout, run) * architecture.hidden_size * BYTES[run.dtype]
+    cut = layout.tp if layout.sequence_parallel else 1
+    gathered = one if layout.sequence_parallel else 0
+    return gathered + (2 * one // cut if layout.pp > 1 else 0)
+
+
+def _changes(run: RunConfig) -> list[tuple[str, RunConfig]]:
+    """Changes worth a try, with the words for them."""
+    train, layout = run.train, run.layout
+
+    def with_layout(**sizes: int | bool) -> RunConfig:
+        new = LayoutConfig(**{**layout.model_dump(), "pp_layout": None, **sizes})
+        return run.model_copy(update={"layout": new})
+
+    def with_train(**values: object) -> RunConfig:
+        return run.model_copy(update={"train": train.model_copy(update=values)})
+
+    changes = []
+    if train.recompute != "full":
+        changes.append(("--recompute full", with_train(recompute="full")))
+    if train.micro_batch > 1:
+        half = train.micro_batch // 2
+        changes.append((f"--micro-batch {half}", with_train(micro_batch=half)))
+    changes.append((f"--tp {2 * layout.tp}", with_layout(tp=2 * layout.tp)))
+    changes.append((f"--pp {2 * layout.pp}", with_layout(pp=2 * layout.pp)))
+    changes.append((f"--ep {2 * layout.ep}", with_layout(ep=2 * layout.ep)))
+    if not layout.distributed_optimizer:
+        words = "--set layout.distributed_optimizer=true"
+        changes.append((words, with_layout(distributed_optimizer=True)))
+    return changes

@@ -1,0 +1,109 @@
+"""Whether a folder's run is the one that is asked for: then it goes on, else it is refused.
+
+What changes the curve must be the same. How the work is spread, shown, saved or sped up may differ,
+and a run may get more steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from msllm.config import RunConfig, read_run
+from msllm.engine.training.run_folder import RunFolder
+from msllm.errors import Problem
+
+FREE_SECTIONS = {"launch", "log", "checkpoint", "layout"}
+FREE = {
+    "out", "device", "deterministic", "data.cache_dir", "data.workers", "data.loader_workers",
+    "data.text_key", "train.steps", "train.micro_batch", "train.recompute",
+    "train.recompute_modules", "train.recompute_layers", "train.overlap_grad_reduce",
+    "train.overlap_param_gather", "train.eval_interval", "train.eval_batches",
+    "moe.dispatcher", "moe.grouped_gemm",
+}  # fmt: skip
+"""Settings that a resumed run may change."""
+SHOWN = 4
+_SOURCES = ("data.paths", "data.valid_paths")
+
+
+def check_folder(config: RunConfig) -> list[Problem]:
+    """Refuse a folder that holds something else than this very run."""
+    if config.out is None or not config.out.exists():
+        return []
+    path, where = config.out, f"--out {config.out}"
+    if not path.is_dir():
+        return [Problem(f"{path} is a file", where, "name a folder")]
+    if not any(path.iterdir()):
+        return []
+    folder = RunFolder(path)
+    if not folder.holds_run():
+        return [Problem(f"{path} holds something that is no run", where, "name another folder")]
+    if config.checkpoint.resume == "never":
+        return [
+            Problem(f"{path} holds a run already", where, "name another folder, or --resume auto")
+        ]
+    if not folder.config.exists():
+        return [Problem(f"the run in {path} has no run.yaml", where, "name another folder")]
+    try:
+        earlier = read_run(folder.config)
+    except (OSError, ValidationError, yaml.YAMLError) as error:
+        first = str(error).splitlines()[0]
+        return [Problem(f"cannot read it: {first}", str(folder.config), "name another folder")]
+    return compare(earlier, config, where)
+
+
+def compare(earlier: RunConfig, config: RunConfig, where: str, data: bool = False) -> list[Problem]:
+    """List the first settings that make it another run; its sources only if `data`.
+
+    Before raw text is tokenized its sources can't be compared: a run's file names the results.
+    """
+    found = [
+        f"{path} was {old!r} and now is {new!r}"
+        for path, old, new in _differences(earlier, config)
+        if data or path not in _SOURCES
+    ]
+    if not found:
+        return []
+    shown = "; ".join(found[:SHOWN])
+    more = f"; and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return [
+        Problem(
+            f"the folder holds another run: {shown}{more}",
+            where,
+            "name another folder for a new run, or give the earlier settings to go on with that",
+        )
+    ]
+
+
+def _differences(earlier: RunConfig, config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
+    old, new = dict(_identity(earlier)), dict(_identity(config))
+    for path, value in new.items():
+        if old[path] != value:
+            yield path, old[path], value
+
+
+def _identity(config: RunConfig) -> Iterator[tuple[str, Any]]:
+    """Give the settings that make the run what it is."""
+    for name, value in config.model_dump(mode="json").items():
+        if name in FREE_SECTIONS:
+            continue
+        if not isinstance(value, dict):
+            if name not in FREE:
+                yield name, value
+            continue
+        for inner, inner_value in value.items():
+            if f"{name}.{inner}" not in FREE:
+                yield f"{name}.{inner}", _normal(f"{name}.{inner}", inner_value, config)
+
+
+def _normal(path: str, value: Any, config: RunConfig) -> Any:
+    if path == "train.global_batch" and value is None:
+        model = config.layout.tp * config.layout.pp * config.layout.cp
+        return config.train.micro_batch * (config.launch.world_size // model)
+    if path == "data.tokenizer" and value is not None:
+        return str(Path(value).expanduser().resolve())
+    return value
