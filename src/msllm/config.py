@@ -35,9 +35,11 @@ RecomputeModule = Literal["core_attn", "mlp", "moe", "moe_act", "layernorm"]
 
 
 class Section(BaseModel):
-    """Base of the config's parts: immutable, unknown keys refused."""
+    """Base of the config's parts: immutable, unknown keys and infinite numbers refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class LayoutConfig(Section):

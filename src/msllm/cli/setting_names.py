@@ -81,7 +81,7 @@ def suggestion(path: str) -> str:
         return (
             f"it is called {known} here" if known.rpartition(".")[2] != leaf else f"write {known}"
         )
-    return f"did you mean {' or '.join(closest(spelled, _near(spelled), 2))}?"
+    return f"did you mean {closest(spelled, _near(spelled), 1)[0]}?"
 
 
 def _near(path: str) -> list[str]:
