@@ -38,7 +38,7 @@ def test_page_has_shape_parameters_recipes_and_notes(shown):
     assert "active a token 37,552,282,624 37.6B" in lines
     assert any(line.startswith("4K mcore 64x8 4 8 1 32 1 1 3840 1e-05 full bf16") for line in lines)
     assert any(line.startswith("sft lora 8 16K 8x16") for line in lines)
-    assert "- published weights FP8 block 128" in lines
+    assert "- Unlike GLM-4.5, Air has no norm of queries and keys" in shown("glm-4.5-air")[1]
 
 
 def test_breakdown_adds_up(shown):

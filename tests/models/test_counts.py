@@ -110,7 +110,7 @@ def test_prediction_layers_are_counted_beside():
     assert "mtp" not in without.items
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gemma", "mistral"])
+@pytest.mark.parametrize("model_type", ["llama", "gemma", "mistral", "minicpm3"])
 def test_flops_are_those_torch_counts(model_type):
     """Forward FLOPs of the real model, whose attention is not halved by the causal mask, x 3."""
     arguments = {**cases_of(model_type)[0], "sliding_window": None}
@@ -119,7 +119,9 @@ def test_flops_are_those_torch_counts(model_type):
     length = 64
     with FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, length, dtype=torch.long, device="meta"))
-    attention = 12 * arch.num_layers * arch.num_attention_heads * arch.head_dim * length
+    value = arch.mla.v_head_dim if arch.mla else arch.head_dim
+    widths = arch.num_attention_heads * (arch.head_dim + value)
+    attention = 6 * arch.num_layers * widths * length
     counted = 3 * counter.get_total_flops() / length
     ours = flops_per_token(arch, length) + attention / 2
     # rotary tables are a small matmul in transformers

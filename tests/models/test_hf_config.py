@@ -310,6 +310,16 @@ def test_hybrid_pattern_in_letters():
         architecture_from_config({**lettered, "hybrid_override_pattern": "M-X"})
 
 
+def test_greedy_routing_of_deepseek_v2_knows_no_groups():
+    """V2-Lite's way: groups are given and unused."""
+    arguments = next(c.values[1] for c in cases() if c.id == "deepseek_v2-1")
+    config = CONFIG_MAPPING["deepseek_v2"](**arguments).to_dict()
+    limited = architecture_from_config(config).moe
+    assert (limited.num_groups, limited.topk_groups) == (2, 1)
+    greedy = architecture_from_config({**config, "topk_method": "greedy"}).moe
+    assert greedy.num_groups is None
+
+
 def test_minicpm_scales():
     arch = architecture_from_config(
         {

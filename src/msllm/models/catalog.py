@@ -2,7 +2,8 @@
 
 Facts are in `catalog/*.yaml`, one file a family. Configs there hold the essential fields of a
 published `config.json`; they were put together from public knowledge and checked against training
-scripts, not downloaded, and a model's notes say what is in doubt. The classes are plain, and
+scripts, not downloaded, and a model's notes say what is in doubt ("the script" there is the one the
+recipe is from). The classes are plain, and
 pydantic checks files against them (`load`): our own files in the tests, so that listing models
 need not import it.
 """

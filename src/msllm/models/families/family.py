@@ -32,7 +32,8 @@ class Family:
         fields: Arguments of `Architecture` that it sets or overrides, from the config with common
             keys.
         trains: Features beyond the plain decoder (`msllm.models.support.features`) that its
-            training tests cover; a model with any other is listed, not trained.
+            training tests, or parity tests of the operators behind them, cover; a model with any
+            other is listed, not trained.
     """
 
     name: str
