@@ -149,3 +149,24 @@ def test_window_counts_the_keys_it_leaves(window, length):
     rest = flops_per_token(plain, length) - keys * length / 2
     # half a key a token is what halving the square leaves out
     assert flops_per_token(arch, length) == pytest.approx(rest + keys * (seen - 0.5), rel=1e-2)
+
+
+def test_layers_with_heads_of_their_own():
+    """Step-3.5, of which transformers has the text model of Step-3.7 without an output layer."""
+    from transformers.models.step3p7.configuration_step3p7 import Step3p7TextConfig
+    from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
+
+    kinds = ["full_attention", "sliding_attention"] * 2
+    config = Step3p7TextConfig(
+        vocab_size=96, hidden_size=64, intermediate_size=80, num_hidden_layers=4,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=16, n_routed_experts=8,
+        num_experts_per_tok=2, moe_intermediate_size=40, share_expert_dim=24, sliding_window=16,
+        num_sliding_attention_heads=6, layer_types=kinds, moe_layers_enum="2,3",
+        max_position_embeddings=512, pad_token_id=0,
+    )  # fmt: skip
+    with torch.device("meta"):
+        model = Step3p7TextModel(config)
+    arch = architecture_from_config(config.to_dict())
+    assert arch.is_sliding(1)
+    head = arch.vocab_size * arch.hidden_size
+    assert parameters(arch).total == sum(p.numel() for p in model.parameters()) + head
