@@ -8,7 +8,6 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -267,8 +266,8 @@ def _record(card: ModelCard, recipes: list[Recipe]) -> dict[str, Any]:
         "active_parameters": count and count.active,
         "mtp_parameters": count and count.mtp,
         "support": card.support,
-        "repositories": asdict(card.repositories),
-        "recipes": [asdict(recipe) for recipe in recipes],
+        "repositories": vars(card.repositories),
+        "recipes": [vars(recipe) for recipe in recipes],
     }
 
 
