@@ -6,6 +6,7 @@ and a run may get more steps.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from pydantic import ValidationError
 
 from msllm.config import RunConfig, read_run
 from msllm.engine.training.run_folder import RunFolder
-from msllm.errors import Problem
+from msllm.errors import InputError, Problem
+from msllm.models.resolve import resolve_model
 
 FREE_SECTIONS = {"launch", "log", "checkpoint", "layout"}
 FREE = {
@@ -93,7 +95,7 @@ def _identity(config: RunConfig) -> Iterator[tuple[str, Any]]:
             continue
         if not isinstance(value, dict):
             if name not in FREE:
-                yield name, value
+                yield name, _normal(name, value, config)
             continue
         for inner, inner_value in value.items():
             if f"{name}.{inner}" not in FREE:
@@ -104,6 +106,10 @@ def _normal(path: str, value: Any, config: RunConfig) -> Any:
     if path == "train.global_batch" and value is None:
         model = config.layout.tp * config.layout.pp * config.layout.cp
         return config.train.micro_batch * (config.launch.world_size // model)
+    if path == "model":
+        with contextlib.suppress(InputError):
+            found = resolve_model(value)
+            return found.name if found.card else str(Path(value).expanduser().resolve())
     if path == "data.tokenizer" and value is not None:
         return str(Path(value).expanduser().resolve())
     return value
