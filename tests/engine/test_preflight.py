@@ -1,0 +1,169 @@
+"""Checks that need a pretended machine, and which settings make a run another one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from msllm.cli.setting_names import PATHS
+from msllm.config import RunConfig
+from msllm.engine import device, preflight
+from msllm.engine.planning import memory
+from msllm.engine.run_identity import FREE, FREE_SECTIONS, compare
+from msllm.errors import Problem
+from msllm.models.architecture import Architecture
+from msllm.models.resolve import resolve_model
+
+
+def run(**changes: Any) -> RunConfig:
+    content = {"model": "tiny-qwen3", "device": "cpu", "data": {"paths": ["mock"]}}
+    return RunConfig.model_validate({**content, **changes})
+
+
+@pytest.fixture
+def eight_npus(monkeypatch):
+    """A machine with eight NPUs of 64 GiB, as far as anybody asks."""
+    monkeypatch.setattr(device, "probe", lambda kind: None)
+    monkeypatch.setattr(device, "device_count", lambda kind: 1 if kind == "cpu" else 8)
+    monkeypatch.setattr(device.Device, "free_memory", lambda self: 64 << 30)
+
+
+def texts(problems: list[Problem]) -> list[str]:
+    return [problem.problem for problem in problems]
+
+
+def test_nothing_is_wrong_with_what_works():
+    assert preflight.check(run(), {}) == []
+
+
+@pytest.mark.usefixtures("eight_npus")
+class TestAccelerators:
+    def test_more_processes_than_devices(self):
+        found = preflight.check(run(device="npu", launch={"npus": 9}), {})
+        assert "9 processes on this machine, but only 8 npu devices" in texts(found)
+
+    def test_a_model_that_fits(self):
+        config = run(model="qwen3-8b", device="npu", launch={"npus": 8}, layout={"tp": 8})
+        assert preflight.check(config, {}) == []
+
+    def test_a_model_that_does_not_fit(self):
+        config = run(model="qwen3-32b", device="npu", launch={"npus": 2}, layout={"tp": 2})
+        (problem,) = preflight.check(config, {})
+        assert problem.problem.startswith("needs about ")
+        assert "a device, and 64.00 GiB are free" in problem.problem
+        assert "--pp 2" not in problem.problem
+        forced = config.model_copy(
+            update={"launch": config.launch.model_copy(update={"force": True})}
+        )
+        assert preflight.check(forced, {}) == []
+
+    def test_what_is_wrong_with_the_device_is_asked_of_it(self, monkeypatch):
+        monkeypatch.setattr(device, "probe", lambda kind: Problem(f"no {kind}"))
+        assert preflight.check(run(device="npu"), {}) == [Problem("no npu")]
+
+
+def test_expert_tensor_parallelism_stops_at_gloo():
+    config = run(
+        model="tiny-qwen3-moe", layout={"tp": 2, "etp": 2}, launch={"npus": 2}, data={
+            "paths": ["mock"], "seq_length": 64,
+        },
+    )  # fmt: skip
+    assert any("expert tensor parallelism does not run on the CPU" in t
+               for t in texts(preflight.check(config, {})))  # fmt: skip
+
+
+def test_long_sequences_are_a_warning():
+    architecture = resolve_model("tiny-qwen3").architecture
+    assert preflight.warnings(run(data={"seq_length": 2048}), architecture) == []
+    (text,) = preflight.warnings(run(data={"seq_length": 2049}), architecture)
+    assert "2,049 tokens are longer than the 2,048 positions" in text
+
+
+def test_a_family_without_tests_is_refused_even_if_it_is_plain():
+    plain = Architecture(
+        model_type="somebody's", hidden_size=8, num_layers=1, num_attention_heads=1,
+        num_query_groups=1, head_dim=8, intermediate_size=8, vocab_size=8,
+    )  # fmt: skip
+    (problem,) = preflight.check_model(run(), plain)
+    assert "missing are models of type somebody's" in problem.problem
+
+
+@pytest.mark.parametrize("name", ["tiny-llama", "tiny-mistral", "tiny-qwen2", "tiny-qwen3",
+                                  "tiny-qwen3-moe", "tiny-mixtral"])  # fmt: skip
+def test_the_families_of_this_version_pass(name):
+    assert list(preflight.check_model(run(), resolve_model(name).architecture)) == []
+
+
+def test_machines_are_placed_by_the_scheduler():
+    config = run(launch={"nodes": 2}, out="somewhere/that/is/not")
+    assert len(preflight.check(config, {})) == 2
+    environ = {"SLURM_NODEID": "1", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "n[1-2]"}
+    assert preflight.check(config, environ) == []
+
+
+# --- the same run or another ------------------------------------------------------------------
+
+
+def other(path: str) -> Any:
+    """Another legal value for a setting than its default."""
+    special = {
+        "model": "tiny-llama", "backend": "fsdp2", "device": "npu", "dtype": "fp32",
+        "out": "elsewhere", "layout.pp_layout": [1], "layout.sequence_parallel": True,
+        "data.paths": ["other"], "data.valid_paths": ["v"], "data.tokenizer": "t",
+        "data.cache_dir": "c", "data.text_key": "k", "data.valid_fraction": 0.5,
+        "launch.rdzv_endpoint": "h:1", "train.optimizer": "muon", "train.lr_schedule": "wsd",
+        "train.recompute": "full", "train.recompute_modules": ["mlp"], "train.init_std": 0.5,
+        "moe.dispatcher": "allgather", "moe.aux_loss_coeff": 0.5, "checkpoint.resume": "never",
+        "log.wandb_project": "w", "log.swanlab_project": "s", "log.peak_tflops": 3.0,
+    }  # fmt: skip
+    if path in special:
+        return special[path]
+    default = PATHS[path].get_default()
+    if isinstance(default, bool):
+        return not default
+    return 0.25 if isinstance(default, float) else (default or 0) + 3
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_changes_the_curve_makes_another_run(path):
+    section, _, name = path.rpartition(".")
+    value = {section: {name: other(path)}} if section else {path: other(path)}
+    before = RunConfig(model="tiny-qwen3")
+    after = RunConfig.model_validate({"model": "tiny-qwen3", **value})
+    found = compare(before, after, "--out x", data=True)
+    free = path in FREE or section in FREE_SECTIONS
+    # Where no global batch was given it follows from these.
+    sizes = ("layout.tp", "layout.pp", "layout.cp", "launch.nodes", "launch.npus")
+    batch = path in (*sizes, "train.micro_batch")
+    assert bool(found) == (batch or not free)
+    if found and not batch:
+        assert f"{path} was " in found[0].problem
+
+
+def test_another_layout_of_the_same_batch_is_the_same_run():
+    before = run(launch={"npus": 4}, train={"micro_batch": 2})
+    after = run(launch={"npus": 8}, layout={"tp": 2}, train={"micro_batch": 2})
+    explicit = run(launch={"npus": 1}, train={"micro_batch": 1, "global_batch": 8})
+    assert compare(before, after, "") == []
+    assert compare(before, explicit, "") == []
+
+
+def test_only_the_first_differences_are_spelled_out():
+    (problem,) = compare(
+        run(), run(seed=1, train={"lr": 1.0, "eps": 1.0, "beta1": 0.1, "beta2": 0.1}), "--out x"
+    )
+    assert "; and 1 more" in problem.problem
+
+
+def test_an_alias_is_the_same_model():
+    (model,) = compare(run(), run(model="tiny-llama"), "")
+    assert "model was" in model.problem
+    assert compare(run(model="Qwen/Qwen3-8B-Base"), run(model="qwen3-8b"), "") == []
+
+
+def test_the_check_of_memory_uses_the_estimate(monkeypatch):
+    calls = []
+    monkeypatch.setattr(memory, "estimate", lambda *a: calls.append(a) or memory.Estimate({"x": 1}))
+    assert preflight.check(run(), {}) == []
+    assert len(calls) == 1
