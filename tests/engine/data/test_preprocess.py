@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,7 +12,6 @@ import psutil
 import pytest
 import tokenizers
 
-from msllm.engine.data import preprocess as module
 from msllm.engine.data.indexed import IndexedTokens, find_problem
 from msllm.engine.data.preprocess import preprocess
 from msllm.engine.data.summary import read_summary
@@ -138,6 +139,19 @@ def test_nothing_but_empty_and_broken_records_is_refused(tokenizer_folder, tmp_p
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_output_that_cannot_be_written(corpus, tokenizer_folder, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="file: can't be written"):
+        preprocess([corpus], tokenizer_folder, tmp_path / "file" / "out", workers=1)
+    with pytest.raises(RunError, match="can't be written: No space left"):
+        preprocess([corpus], tokenizer_folder, tmp_path / "out", workers=1, progress=full_disk)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def full_disk(report):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 def test_a_killed_worker_ends_the_run_at_once(corpus, tokenizer_folder, tmp_path, monkeypatch):
     monkeypatch.setattr("msllm.engine.data.formats.BLOCK_BYTES", 2048)
     killed: list[float] = []
@@ -212,27 +226,3 @@ def test_memory_does_not_grow_with_the_input(tokenizer_folder, tmp_path):
         # The first blocks find everything loaded and the most blocks in flight.
         peaks.append(max(sizes[8:]) / 1e6)
     assert peaks[1] < peaks[0] + 50
-
-
-def test_the_pool_never_holds_more_blocks_than_it_may():
-    taken = 0
-
-    def blocks():
-        nonlocal taken
-        for number in range(100):
-            taken += 1
-            yield number
-
-    class Done:
-        def __init__(self, value):
-            self.value = value
-
-        def result(self):
-            return self.value
-
-    done = 0
-    for block, result in module._in_order(blocks(), Done, 6):  # type: ignore[arg-type]
-        assert block == result == done
-        assert taken - done <= 6
-        done += 1
-    assert done == 100

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msllm.config import DataConfig
+from msllm.engine.data import sources
 from msllm.engine.data.preprocess import preprocess
 from msllm.engine.data.sources import check_sources, parse_sources, split_documents
 
@@ -120,6 +121,13 @@ def test_tokenizer_problems(tokenizer_folder, corpus, tmp_path, write_prefix):
     assert "no EOS token" in check([corpus], tokenizer=folder)[0]
     # Indexed documents have their ends already.
     assert check([write_prefix([[1] * 9])], tokenizer=folder) == []
+
+
+def test_split_of_many_documents_is_made_in_parts(monkeypatch):
+    whole = split_documents(10_000, 0.03, valid=True).tolist()
+    monkeypatch.setattr(sources, "SPLIT_AT_ONCE", 777)
+    assert split_documents(10_000, 0.03, valid=True).tolist() == whole
+    assert len(whole) == 300
 
 
 @given(count=st.integers(0, 500), fraction=st.floats(0, 1), more=st.integers(0, 50))

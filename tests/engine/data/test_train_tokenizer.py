@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msllm.engine.data.train_tokenizer import train_tokenizer
-from msllm.errors import InputError
+from msllm.errors import InputError, RunError
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +55,12 @@ def test_output_appears_whole_or_not_at_all(tmp_path, corpus):
     assert [path.name for path in out.parent.iterdir()] == ["tok"]
     with pytest.raises(InputError, match="output is there already"):
         train_tokenizer([corpus], 258, out)
+
+
+def test_output_that_cannot_be_written(tmp_path, corpus):
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match="can't be written"):
+        train_tokenizer([corpus], 258, tmp_path / "file" / "tok")
 
 
 def test_too_little_text_is_refused(tmp_path):

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from msllm.config import DataConfig
-from msllm.engine.data.indexed import find_problem
+from msllm.engine.data.indexed import find_problem, writing
 from msllm.engine.data.preprocess import Progress, preprocess
 from msllm.engine.data.records import find_files, kind_of, split_keys
 from msllm.engine.data.sources import SUFFIX, Source, cache_folder, parse_sources
@@ -62,7 +62,8 @@ def _tokenize(source: Source, config: DataConfig, progress: Progress) -> Path:
             f"raw data `{source.text}` needs a tokenizer", "--data", "give --tokenizer DIR"
         )
     folder = cache_folder(config) / "tokens" / _key(source.path, config, config.tokenizer)
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     prefix = folder / f"data{SUFFIX}"
     with _locked(folder / "lock"):
         if find_problem(prefix) is not None:

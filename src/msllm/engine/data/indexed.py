@@ -12,6 +12,8 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +22,7 @@ from typing import IO, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from msllm.errors import InputError, Problem
+from msllm.errors import InputError, Problem, RunError
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
@@ -259,6 +261,18 @@ def _close_durably(stream: IO[bytes]) -> None:
     stream.flush()
     os.fsync(stream.fileno())
     stream.close()
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn a full disk, or a folder that can't be written, into an error that names it."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise RunError(
+            f"can't be written: {reason}", str(error.filename or path), "give another place"
+        ) from error
 
 
 def sync_folder(folder: Path) -> None:

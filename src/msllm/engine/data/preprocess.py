@@ -6,30 +6,24 @@ whole or not at all. Showing progress is left to the caller.
 
 from __future__ import annotations
 
-import os
-import signal
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass, field
-from functools import lru_cache
-from multiprocessing import get_context, parent_process
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from msllm.engine.data.indexed import IndexedWriter, files_of, token_dtype
+from msllm.engine.data.indexed import IndexedWriter, files_of, token_dtype, writing
 from msllm.engine.data.records import Block, find_files, read_blocks, split_keys
 from msllm.engine.data.sources import SUFFIX
 from msllm.engine.data.summary import Summary, write_summary
 from msllm.engine.data.tokens import Tokenizer
-from msllm.errors import InputError, Problem, RunError
+from msllm.engine.data.workers import map_in_order
+from msllm.errors import InputError, Problem
 
 EXAMPLES = 5
 """Empty and broken records that are named; all are counted."""
@@ -118,7 +112,7 @@ def preprocess(
     Raises:
         InputError: nothing was written, because of the files, the tokenizer, finished output that
             is there already, a broken record with `on_error="fail"`, or because no text is left.
-        RunError: a worker died.
+        RunError: a worker died, or the output can't be written.
     """
     prefix = out if out.name.endswith(SUFFIX) else out.with_name(out.name + SUFFIX)
     keys = split_keys(text_key)
@@ -127,8 +121,11 @@ def preprocess(
     report = Report(str(prefix), sum(file.stat().st_size for file in files))
     started = time.perf_counter()
     largest = 0
-    with IndexedWriter(prefix, task.dtype) as writer, _pool(task, workers) as encode:
-        for block, encoded in _in_order(_blocks(files, keys), encode, workers * AHEAD):
+    encoded_blocks = map_in_order(
+        partial(_encode, task), _blocks(files, keys), workers, workers * AHEAD
+    )
+    with writing(prefix), IndexedWriter(prefix, task.dtype) as writer, closing(encoded_blocks):
+        for block, encoded in encoded_blocks:
             _count(report, block, encoded, on_error)
             writer.append(encoded.tokens, encoded.lengths)
             largest = max(largest, int(encoded.tokens.max(initial=0)))
@@ -178,56 +175,6 @@ def _check_inputs(
 def _blocks(files: list[Path], keys: tuple[str, ...]) -> Iterator[Block]:
     for file in files:
         yield from read_blocks(file, keys)
-
-
-Encode = Callable[[Block], "Future[_Encoded]"]
-
-
-def _in_order(
-    blocks: Iterator[Block], encode: Encode, ahead: int
-) -> Iterator[tuple[Block, _Encoded]]:
-    """Encode blocks with at most `ahead` of them in flight, and yield them as they came."""
-    waiting: deque[tuple[Block, Future[_Encoded]]] = deque()
-    for block in blocks:
-        waiting.append((block, encode(block)))
-        if len(waiting) >= ahead:
-            first, future = waiting.popleft()
-            yield first, future.result()
-    for first, future in waiting:
-        yield first, future.result()
-
-
-@contextmanager
-def _pool(task: _Task, workers: int) -> Iterator[Encode]:
-    """Start worker processes; when one dies, say so at once and stop the others."""
-    # spawn: a fork would copy locks that the tokenizer's and pyarrow's threads may hold.
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_start_worker)
-    try:
-        yield lambda block: pool.submit(_encode, task, block)
-    except BrokenProcessPool as error:
-        raise RunError(
-            "a worker process died while tokenizing; nothing was written",
-            "msllm preprocess",
-            "if the machine ran out of memory, use fewer --workers",
-        ) from error
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _start_worker() -> None:
-    # One process is one core's worth; threads of the tokenizer would fight over the cores.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    # Ctrl-C reaches the whole group; the parent alone decides what it means.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    """A worker whose parent was killed would wait for blocks for ever."""
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
 
 
 @lru_cache(maxsize=1)

@@ -25,6 +25,7 @@ from msllm.errors import InputError, MsllmError, Problem
 
 WEIGHT = re.compile(r"(?P<weight>\d+(\.\d*)?([eE][+-]?\d+)?|\.\d+):(?P<path>.+)")
 SUFFIX = "_text_document"
+SPLIT_AT_ONCE = 1 << 24
 PEEK = 65_536
 """Tokens looked at, at both ends of a file that has no summary, for ids outside the vocabulary."""
 
@@ -119,9 +120,15 @@ def split_documents(count: int, fraction: float, valid: bool) -> NDArray[Any]:
     Every 1/fraction-th document is for validation: round(count * fraction) of them, spread over
     the whole set, and a document keeps its side when others are appended.
     """
-    numbers = np.arange(count, dtype=np.int32 if count < 2**31 - 1 else np.int64)
-    bounds = np.floor(np.arange(count + 1, dtype=np.float64) * fraction + 0.5)
-    return numbers[(np.diff(bounds) > 0) == valid]
+    dtype = np.int32 if count < 2**31 - 1 else np.int64
+    chosen = [np.zeros(0, dtype)]
+    for first in range(0, count, SPLIT_AT_ONCE):
+        numbers = np.arange(first, min(first + SPLIT_AT_ONCE, count), dtype=dtype)
+        before, after = (
+            np.floor(bound.astype(np.float64) * fraction + 0.5) for bound in (numbers, numbers + 1)
+        )
+        chosen.append(numbers[(after > before) == valid])
+    return np.concatenate(chosen)
 
 
 def cache_folder(data: DataConfig) -> Path:

@@ -7,9 +7,9 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from msllm.engine.data.indexed import sync_folder
+from msllm.engine.data.indexed import sync_folder, writing
 from msllm.engine.data.records import find_files, read_blocks, split_keys
 from msllm.errors import InputError
 
@@ -46,6 +46,7 @@ def train_tokenizer(
 
     Raises:
         InputError: bad arguments, no text, or too little text for so many ids; nothing is written.
+        RunError: the output can't be written.
     """
     if vocab_size < SMALLEST:
         raise InputError(
@@ -75,11 +76,12 @@ def train_tokenizer(
             f"--vocab-size {vocab_size}",
             f"give more text, or --vocab-size {found}",
         )
-    _write(tokenizer, out)
+    with writing(out):
+        _write(tokenizer, out)
     return found
 
 
-def _blank(vocab_size: int):  # type: ignore[no-untyped-def]
+def _blank(vocab_size: int) -> tuple[Any, Any]:
     """Return an untrained tokenizer and its trainer."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
@@ -113,7 +115,7 @@ def _texts(
             progress(read)
 
 
-def _write(tokenizer, out: Path) -> None:  # type: ignore[no-untyped-def]
+def _write(tokenizer: Any, out: Path) -> None:
     """Write the folder under another name, then rename it."""
     temporary = out.with_name(f"{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
