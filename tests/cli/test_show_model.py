@@ -10,7 +10,7 @@ import pytest
 from msllm.cli.app import run
 from msllm.cli.show_model import commands, show_model, subject, untrained
 from msllm.models.catalog import catalog
-from msllm.models.support import proven_levels
+from msllm.models.support import missing_for, proven_levels
 
 
 @pytest.fixture
@@ -146,6 +146,45 @@ def test_trained_models_show_a_command_and_others_why_not(shown):
         assert bool(reasons) == (card.support == "listed"), card.name
     assert untrained(subject("gemma-2b")) == ["no test proves training of gemma yet"]
     assert "no test proves training of gemma yet" in shown("gemma-2b")[1]
+
+
+TRAINED = [card for card in catalog().models if card.support != "listed"]
+
+
+@pytest.mark.parametrize("card", TRAINED, ids=lambda card: card.name)
+def test_commands_are_marked_exactly_where_a_run_would_refuse_them(card):
+    from msllm.config import DataConfig, LaunchConfig, LayoutConfig, RunConfig, TrainConfig
+    from msllm.engine import preflight
+
+    for recipe in card.recipes:
+        nodes, npus = recipe.cluster
+        sizes = {size: getattr(recipe, size) for size in ("tp", "pp", "vpp", "cp", "ep", "etp")}
+        config = RunConfig(
+            model=card.name,
+            backend=recipe.trained_on,
+            device="cpu",
+            layout=LayoutConfig(**sizes),
+            launch=LaunchConfig(nodes=nodes, npus=npus, node_rank=0, force=True),
+            data=DataConfig(
+                paths=["mock"], seq_length=recipe.script_seq_length or recipe.seq_length
+            ),
+            train=TrainConfig(micro_batch=recipe.micro_batch, global_batch=recipe.global_batch),
+        )
+        told = " ".join(problem.problem for problem in preflight.check(config, {}))
+        lacks = missing_for(recipe.trained_on, recipe.cp)
+        assert ("not part of this version" in told) == bool(lacks), told
+        # whatever else is wrong is not the recipe's sizes
+        assert "divide" not in told
+
+
+def test_commands_this_version_refuses_are_comments(shown):
+    lines = [line.strip() for line in shown("qwen3-32b")[1].splitlines()]
+    start = lines.index("train it")
+    assert lines[start + 1].startswith("msllm pretrain")
+    assert "fsdp2 backend is missing" in lines[start + 2]
+    assert lines[start + 3].startswith("# msllm pretrain")
+    first, second = json.loads(shown("qwen3-32b", "--format", "json")[1])["commands"]
+    assert (first["missing"], second["missing"]) == ([], ["the fsdp2 backend"])
 
 
 @pytest.mark.skipif("qwen3" not in proven_levels(), reason="no test proves training yet")

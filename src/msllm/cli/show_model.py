@@ -237,7 +237,25 @@ def _training(model: Subject) -> list[str]:
     reasons = untrained(model)
     if reasons:
         return ["msllm does not train it yet", *(f"  - {reason}" for reason in reasons)]
-    return ["train it", *_indented(commands(model))]
+    return ["train it", *_indented(_explained_commands(model))]
+
+
+def _explained_commands(model: Subject) -> list[str]:
+    """Each command, behind what it still lacks if this version would refuse it."""
+    lines = []
+    for command, lacks in zip(commands(model), _lacks(model), strict=True):
+        if lacks:
+            lines.append(f"# not in this version, as {' and '.join(lacks)} is missing:")
+        lines.append(f"# {command}" if lacks else command)
+    return lines
+
+
+def _lacks(model: Subject) -> list[list[str]]:
+    """What this version lacks for each of the commands."""
+    from msllm.models.support import missing_for
+
+    recipes = model.card.recipes if model.card else ()
+    return [missing_for(recipe.trained_on, recipe.cp) for recipe in recipes] or [[]]
 
 
 def untrained(model: Subject) -> list[str]:
@@ -307,5 +325,9 @@ def _record(model: Subject) -> dict[str, Any]:
         "tune": [asdict(recipe) for recipe in card.tune] if card else [],
         "notes": list(card.notes) if card else [],
         "untrained": reasons,
-        "commands": [] if reasons else commands(model),
+        "commands": [
+            {"command": command, "missing": lacks}
+            for command, lacks in zip(commands(model), _lacks(model), strict=True)
+            if not reasons
+        ],
     }

@@ -19,6 +19,9 @@ TRAINS = "trains"
 LEVELS = (LISTED, TRAINS, "self-referenced", "proven")
 """From known, to trained, to equal with an own reference, to equal with a published one."""
 
+MISSING_BACKENDS = ("fsdp2",)
+"""Backends that recipes are published for and that this version does not have yet."""
+
 REGISTRY = Path(__file__).with_name("support.json")
 
 
@@ -41,6 +44,15 @@ def untrained_features(arch: Architecture) -> list[str]:
     family = families().get(arch.model_type)
     covered = family.trains if family else frozenset()
     return [*arch.extra, *sorted(features(arch) - covered)]
+
+
+def missing_for(backend: str, cp: int) -> list[str]:
+    """What a recipe needs that this version does not have, whatever the model.
+
+    The tests hold this to what a run's own checks refuse.
+    """
+    needs = [f"the {backend} backend"] if backend in MISSING_BACKENDS else []
+    return [*needs, "context parallelism"] if cp > 1 else needs
 
 
 def features(arch: Architecture) -> frozenset[str]:
