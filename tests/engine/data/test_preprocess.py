@@ -158,7 +158,8 @@ def test_a_killed_worker_ends_the_run_at_once(corpus, tokenizer_folder, tmp_path
 
     def kill_one(report):
         if not killed:
-            worker = psutil.Process().children()[-1]
+            children = psutil.Process().children()  # beside workers, multiprocessing's own tracker
+            worker = next(child for child in children if "spawn_main" in child.cmdline()[-2])
             killed.append(time.monotonic())
             worker.send_signal(signal.SIGKILL)
             worker.wait()
