@@ -102,10 +102,10 @@ def train(run: Path, data: Path, tokenizer: Path, steps: int, last: int) -> None
     msllm(
         "pretrain", "--model", "tiny-qwen3", "--data", data, "--tokenizer", tokenizer,
         "--out", run, "--device", "cpu", "--dtype", "fp32", "--npus", "2", "--tp", "2",
-        "--seq-length", "256", "--micro-batch", "8", "--global-batch", "16", "--lr", "2e-3",
+        "--seq-length", "128", "--micro-batch", "32", "--global-batch", "32", "--lr", "3e-3",
         "--steps", str(steps), "--save-interval", "20",
         "--set", f"train.decay_steps={last}", "--set", "train.warmup_steps=10",
-        "--set", "train.min_lr=2e-4", "--set", "checkpoint.keep=2", "--set", "log.interval=10",
+        "--set", "train.min_lr=3e-4", "--set", "checkpoint.keep=2", "--set", "log.interval=10",
     )  # fmt: skip
 
 
@@ -124,8 +124,8 @@ def main() -> None:
     say("text: the Python standard library's own source files")
     fresh_folder(out)
     write_corpus(corpus)
-    say("a tokenizer of 8,192 tokens")
-    msllm("tokenizer", "train", "--data", corpus, "--vocab-size", "8192", "--out", tokenizer)
+    say("a tokenizer of 1,024 tokens: few, so that a hundred steps see each often enough")
+    msllm("tokenizer", "train", "--data", corpus, "--vocab-size", "1024", "--out", tokenizer)
     say("tokenize")
     data.mkdir()
     msllm("preprocess", "--data", corpus, "--tokenizer", tokenizer, "--out", data / "stdlib",
@@ -137,8 +137,7 @@ def main() -> None:
     say("curves")
     msllm("plot", run)
     say("what the model writes after `def ` (greedy)")
-    # The one line to adapt when the command that generates gets its final form:
-    msllm("generate", "--model", run, "--prompt", "def ", "--greedy")
+    msllm("generate", "--model", run, "--prompt", "def ", "--max-tokens", "48")
     report(losses(run), last, run)
 
 
