@@ -165,6 +165,17 @@ def test_exit_statuses(monkeypatch, error, status):
     assert app.run(["trial"]) == status
 
 
+def test_a_stop_is_not_called_an_error(monkeypatch, capsys):
+    add(monkeypatch, failing(Interrupted("all is saved")))
+    app.run(["trial"])
+    assert capsys.readouterr().err == "stopped:\n  - all is saved\n"
+
+
+def test_the_shell_completes_commands():
+    done = msllm(_MSLLM_COMPLETE="complete_bash", COMP_WORDS="msllm pre", COMP_CWORD="1")
+    assert done.stdout.split() == ["preprocess", "pretrain"]
+
+
 def test_a_defect_says_so_with_its_place(monkeypatch, capsys):
     add(monkeypatch, failing(ZeroDivisionError("what\nhappened")))
     assert app.run(["trial"]) == 1

@@ -186,7 +186,7 @@ def test_a_killed_worker_is_the_cause_though_others_complain_first(worker, tmp_p
     first, second = caught.value.problems
     assert first.problem == "rank 1 was killed by SIGKILL; its last lines:\nabout to be killed"
     assert "memory" in first.hint
-    assert second.problem == "after it failed rank 0 as well"
+    assert second.problem == "after it, rank 0 failed too"
 
 
 def test_a_worker_that_says_nothing_is_described_by_its_log(worker, tmp_path):

@@ -11,7 +11,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from msllm.errors import EXIT_FAILED, MsllmError, Problem
+from msllm.errors import EXIT_FAILED, Interrupted, MsllmError, Problem
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -25,6 +25,8 @@ def show_error(error: MsllmError, debug: bool = False, stream: TextIO | None = N
         traceback.print_exception(error, file=stream or sys.stderr)
     count = len(error.problems)
     title = "error" if count == 1 else f"{count} errors"
+    if isinstance(error, Interrupted):
+        title = "stopped"
     show_panel(title, [_lines(problem) for problem in error.problems], stream)
 
 

@@ -191,7 +191,7 @@ def _judge(agent: Agent, lost: BaseException | None) -> None:
         problems.insert(0, agent.elsewhere)
     others = ", ".join(str(failure.rank) for failure in agent.failures[1:])
     if others:
-        problems.append(Problem(f"after it failed rank {others} as well", str(agent.logs.log_dir)))
+        problems.append(Problem(f"after it, rank {others} failed too", str(agent.logs.log_dir)))
     killed = agent.stopping and all(
         f.exit_code is not None and f.exit_code < 0 and not f.problems for f in agent.failures
     )
