@@ -241,9 +241,16 @@ class Agent(LocalElasticAgent):
             time.sleep(0.1)
 
     def _exit_barrier(self) -> None:
-        if self.place.nodes > 1 and self._shared.check([_STOPPED]):
+        if self.place.nodes > 1 and self._was_stopped():
             self.stopping = True
         super()._exit_barrier()
+
+    def _was_stopped(self) -> bool:
+        """Whether a stop was asked for on some machine; its workers then agreed with ours."""
+        try:
+            return bool(self._shared.check([_STOPPED]))
+        except Exception:  # the first machine was done earlier and has left
+            return False
 
 
 def _rendezvous(place: Placement, config: LaunchConfig) -> RendezvousParameters:

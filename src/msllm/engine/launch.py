@@ -204,6 +204,8 @@ def _judge(agent: Agent, lost: BaseException | None) -> None:
         raise Interrupted("stopped; the workers have saved and ended")
     if problems:
         raise RunError(problems)
+    if lost is not None and agent.started:
+        raise RunError(f"the launcher failed: {lost}", str(agent.logs.log_dir)) from lost
     if lost is not None:
         raise RunError(
             f"the machines of the job did not find each other: {lost}",
