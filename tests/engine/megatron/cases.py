@@ -77,9 +77,7 @@ def _cases() -> dict[int, list[dict[str, Any]]]:
         case = {"name": f"qwen3_moe/recompute-{name}", "family": "qwen3_moe", "train": train}
         cases[1].append(case)
     cases[1].append({"name": "qwen3/bf16", "family": "qwen3", "dtype": "bf16"})
-    cases[1].append(
-        {"name": "qwen3/micro-batch-4", "family": "qwen3", "train": {"micro_batch": 4}}
-    )
+    cases[1].append({"name": "qwen3/micro-batch-4", "family": "qwen3", "train": {"micro_batch": 4}})
     cases[1].append({"name": "qwen3/masked", "family": "qwen3", "masked": True})
     cases[2].append({"name": "qwen3/masked-dp2", "family": "qwen3", "masked": True})
     overlap = {"overlap_grad_reduce": True, "overlap_param_gather": True}

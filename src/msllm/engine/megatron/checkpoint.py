@@ -27,6 +27,9 @@ def save(backend: MegatronBackend, folder: Path, background: bool) -> Any:
     With `background`, only the copy to host memory is made before returning; the request that is
     returned does the rest (see `dist_checkpointing.save`).
     """
+    if backend.run.train.overlap_param_gather:
+        for chunk in backend.chunks:  # else gathered at the next forward: files would be stale
+            chunk.start_param_sync(force_sync=True)
     return dist_checkpointing.save(
         _state(backend, loading=False),
         str(folder),
