@@ -1,0 +1,158 @@
+"""Whole small runs in real processes: stopped, killed and moved, they keep their curve."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+
+pytestmark = [pytest.mark.distributed, pytest.mark.xdist_group("loop")]
+
+DP2 = {"launch": {"npus": 2}}
+
+
+def losses(curve):
+    return [loss for loss, _ in curve]
+
+
+def test_a_run_learns_and_leaves_complete_checkpoints(runs, straight):
+    assert len(straight) == 12
+    assert straight[-1][0] < straight[0][0]
+    assert runs.checkpoints("straight") == ["step-00000004", "step-00000008", "step-00000012"]
+    last = runs.metrics("straight")[-1]
+    assert last["consumed_samples"] == 48  # beyond the 43 samples of an epoch
+    assert last["tokens"] == 64
+    assert last["lr"] == 0.0
+    assert last["mfu"] > 0
+    assert last["memory_bytes"] > 100 << 20
+
+
+def test_tensorboard_has_the_curve(runs, straight):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(runs.folder("straight") / "tensorboard"))
+    events.Reload()
+    found = [event.value for event in events.Scalars("train/loss")]
+    assert found == pytest.approx(losses(straight), rel=1e-6)
+
+
+def test_resumed_run_is_bitwise_the_straight_one(runs, straight):
+    """Stopped after 8 of 12 steps, across an epoch's end; then the same settings with 12."""
+    fixed = {"decay_steps": 12}
+    runs.run("resumed", train={"steps": 8} | fixed)
+    runs.run("resumed", train={"steps": 12} | fixed)
+    assert runs.curve("resumed") == straight
+
+
+@pytest.mark.parametrize(
+    ("name", "over"),
+    [
+        ("dp2", DP2),
+        ("tp2", DP2 | {"layout": {"tp": 2}}),
+        ("pp2", DP2 | {"layout": {"pp": 2}}),
+    ],
+)
+def test_resumed_at_another_layout(runs, straight, name, over):
+    runs.run(f"to-{name}", train={"steps": 8, "decay_steps": 12})
+    runs.run(f"to-{name}", train={"steps": 12, "decay_steps": 12}, **over)
+    curve = runs.curve(f"to-{name}")
+    assert curve[:8] == straight[:8]
+    assert losses(curve) == pytest.approx(losses(straight), rel=1e-5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_saves_and_the_run_goes_on(runs, straight, number):
+    name = f"stopped-{int(number)}"
+    status, output = runs.stop_at(name, 5, number)
+    assert status == 130, output
+    done = len(runs.metrics(name))
+    if done < 12:
+        assert f"step-{done:08d}" in runs.checkpoints(name)
+    runs.run(name)
+    assert runs.curve(name) == straight
+    assert runs.gone(name)
+
+
+def test_launcher_killed(runs, straight):
+    status, _ = runs.stop_at("launcher-killed", 6, signal.SIGKILL)
+    assert status == -signal.SIGKILL
+    end = runs.start("launcher-killed")  # the new run must not meet workers of the old one
+    output = end.communicate(timeout=180)[0]
+    assert end.returncode == 0, output
+    assert runs.curve("launcher-killed") == straight
+
+
+def test_worker_killed(runs, straight):
+    process = runs.start("worker-killed", **DP2)
+    try:
+        runs.wait_for(lambda: len(runs.metrics("worker-killed")) >= 6, process)
+        os.kill(runs.workers("worker-killed")[-1], signal.SIGKILL)
+        output = process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert "SIGKILL" in output
+    runs.run("worker-killed", **DP2)
+    assert losses(runs.curve("worker-killed")) == pytest.approx(losses(straight), rel=1e-5)
+    assert not [name for name in runs.checkpoints("worker-killed") if name.startswith(".")]
+
+
+def test_loss_that_is_no_number_stops_the_run(runs):
+    """A learning rate that throws the weights out of range within a few steps."""
+    over = {"train": {"lr": 1e38, "clip_grad": 0.0}, "checkpoint": {"save_interval": 1}} | DP2
+    output = runs.run("diverged", status=1, **over)
+    assert "step" in output
+    assert "rank" in output
+    assert "became nan" in output or "became inf" in output
+    steps = len(runs.metrics("diverged"))
+    assert runs.checkpoints("diverged") == [f"step-{s:08d}" for s in range(1, steps + 1)]
+
+
+def test_background_saves_are_those_of_their_step(runs, straight):
+    fixed = {"decay_steps": 12}
+    checkpoint = {"async_save": True, "save_interval": 2, "keep": 2}
+    runs.run("background", train={"steps": 8} | fixed, checkpoint=checkpoint)
+    assert runs.checkpoints("background") == ["step-00000006", "step-00000008"]
+    runs.run("background", train={"steps": 12} | fixed, checkpoint=checkpoint)
+    assert runs.curve("background") == straight
+
+
+def test_a_broken_newest_checkpoint_falls_back_to_the_one_before(runs, straight):
+    runs.run("broken", train={"steps": 8, "decay_steps": 12})
+    newest = runs.folder("broken") / "checkpoints" / "step-00000008"
+    victim = max(newest.glob("*.distcp"), key=lambda p: p.stat().st_size)
+    victim.write_bytes(victim.read_bytes()[:-1])
+    runs.run("broken")
+    assert runs.curve("broken") == straight
+    assert "passed over" in (runs.folder("broken") / "events.jsonl").read_text()
+
+
+def test_validation_does_not_disturb_training(runs):
+    data = {"valid_fraction": 0.2}
+    runs.run("unvalidated", data=data)
+    validated = {"eval_interval": 4, "eval_batches": 2}
+    runs.run("validated", data=data, train=validated)
+    runs.run("validated-dp2", data=data, train=validated, **DP2)
+    assert runs.curve("validated") == runs.curve("unvalidated")
+    found = [m["valid_loss"] for m in runs.metrics("validated")]
+    assert [i + 1 for i, loss in enumerate(found) if loss is not None] == [4, 8, 12]
+    two = [m["valid_loss"] for m in runs.metrics("validated-dp2")]
+    assert [v for v in two if v] == pytest.approx([v for v in found if v], rel=1e-5)
+
+
+def test_bf16_resumes_bitwise(runs):
+    fixed = {"decay_steps": 8}
+    runs.run("bf16", dtype="bf16", train={"steps": 8} | fixed)
+    runs.run("bf16-resumed", dtype="bf16", train={"steps": 4} | fixed)
+    runs.run("bf16-resumed", dtype="bf16", train={"steps": 8} | fixed)
+    assert runs.curve("bf16-resumed") == runs.curve("bf16")
+
+
+def test_a_checkpoint_by_path_and_one_of_another_optimizer(runs, straight):
+    path = str(runs.folder("straight") / "checkpoints" / "step-00000008")
+    runs.run("by-path", checkpoint={"resume": path})
+    assert [m["step"] for m in runs.metrics("by-path")] == [9, 10, 11, 12]
+    assert [(m["loss"], m["grad_norm"]) for m in runs.metrics("by-path")] == straight[8:]
+    other = {"checkpoint": {"resume": path}, "layout": {"distributed_optimizer": False}}
+    assert "another optimizer" in runs.run("other-optimizer", status=1, **other)
