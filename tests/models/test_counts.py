@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.models.tiny_configs import cases
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from msllm.models.counts import flops_per_token, layer_parameters, model_parameters, parameters
 from msllm.models.hf_config import architecture_from_config
+from tests.models.tiny_configs import cases
 
 
 def _built(model_type, arguments):

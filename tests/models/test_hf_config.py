@@ -7,13 +7,13 @@ from importlib import import_module
 
 import pytest
 import torch
-from tests.models.tiny_configs import cases
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from msllm.errors import InputError
 from msllm.models.architecture import Rope
 from msllm.models.families import MODULES, families
 from msllm.models.hf_config import architecture_from_config, read_config
+from tests.models.tiny_configs import cases
 
 MODULE_NAMES = [f"msllm.models.families.{name}" for name in MODULES]
 LLAMA = {

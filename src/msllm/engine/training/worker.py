@@ -95,8 +95,9 @@ def _out_of_memory(job: Job, error: Exception) -> RunError:
         f"{name} {size / 2**30:.2f} GiB" for name, size in planned.items.items() if size
     )
     ways = memory.three_ways_down(job.run, job.architecture, job.layout, job.device.kind)
+    rank = os.environ.get("RANK", "0")
     return RunError(
-        f"rank {os.environ.get('RANK', '0')} ran out of memory; planned a device: {items} ({error})",
+        f"rank {rank} ran out of memory; planned a device: {items} ({error})",
         f"{job.device.name}, {job.device.total_memory() / 2**30:.1f} GiB",
         "; or ".join(ways),
     )
