@@ -26,6 +26,7 @@ class ModelConfig(TransformerConfig):
 
     architecture: Architecture = None  # type: ignore[assignment]  # always given, see model_config
     ops: Operators = None  # type: ignore[assignment]
+    torch_device: torch.device = None  # type: ignore[assignment]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ModelConfig:
         """Copy everything but the operators and the architecture, which are immutable."""
@@ -49,6 +50,7 @@ def model_config(
     return ModelConfig(
         architecture=architecture,
         ops=operators_for(device.kind),
+        torch_device=device.torch_device,
         # gloo reads a sent tensor after Megatron has freed it, where sends overlap with compute
         overlap_p2p_comm=layout.vpp > 1 and device.kind != "cpu",
         **_shape(architecture),
@@ -154,6 +156,8 @@ def _experts(architecture: Architecture, layout: Layout, run: RunConfig) -> dict
     # Megatron scales both auxiliary losses by a rank's own tokens, then divides by those of the
     # whole tensor and context parallel group: too small by the size of that group.
     group = layout.tp * layout.cp
+    # Muon orthogonalizes matrices, and a grouped weight is those of all experts side by side.
+    grouped = run.moe.grouped_gemm and run.train.optimizer != "muon"
     pattern = [int(architecture.has_experts(i)) for i in range(architecture.num_layers)]
     return {
         "num_moe_experts": moe.num_experts,
@@ -176,7 +180,7 @@ def _experts(architecture: Architecture, layout: Layout, run: RunConfig) -> dict
         "moe_aux_loss_coeff": coefficient * group,
         "moe_z_loss_coeff": run.moe.z_loss_coeff * group or None,
         "moe_token_dispatcher_type": run.moe.dispatcher,
-        "moe_grouped_gemm": run.moe.grouped_gemm,
-        "moe_use_legacy_grouped_gemm": run.moe.grouped_gemm,
+        "moe_grouped_gemm": grouped,
+        "moe_use_legacy_grouped_gemm": grouped,
         "moe_permute_fusion": False,
     }

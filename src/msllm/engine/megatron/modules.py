@@ -37,8 +37,7 @@ class Norm(torch.nn.Module):
 
     @staticmethod
     def _parameter(size: int, config: ModelConfig, value: float) -> torch.nn.Parameter:
-        device = torch.cuda.current_device()
-        data = torch.full((size,), value, dtype=config.params_dtype, device=device)
+        data = torch.full((size,), value, dtype=config.params_dtype, device=config.torch_device)
         parameter = torch.nn.Parameter(data)
         parameter.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
         return parameter

@@ -25,7 +25,7 @@ def collect(config: ModelConfig, num_batches: int) -> dict[str, float]:
         return {}
     tracker = get_moe_layer_wise_logging_tracker()
     for name in names:  # a stage without expert layers must still join the sum over stages
-        values = torch.zeros(config.num_layers, device=torch.cuda.current_device())
+        values = torch.zeros(config.num_layers, device=config.torch_device)
         tracker.setdefault(name, {"values": values})
     reduce_aux_losses_tracker_across_ranks(names)
     layers = sum(config.moe_layer_freq)
