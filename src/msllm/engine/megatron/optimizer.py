@@ -62,6 +62,7 @@ def build_optimizer(chunks: list[Chunk], run: RunConfig) -> Any:
         use_distributed_optimizer=use_distributed_optimizer(run),
         overlap_param_gather=run.train.overlap_param_gather,
         muon_momentum=train.muon_momentum,
+        muon_tp_mode="duplicated",  # of whole matrices: blockwise, the curve would depend on TP
     )
     if train.optimizer == "muon":
         from megatron.core.optimizer.muon import get_megatron_muon_optimizer
