@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
-TIMEOUT = 300
+TIMEOUT = 600
 
 
 def free_port() -> int:
