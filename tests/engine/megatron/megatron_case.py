@@ -35,6 +35,7 @@ def build(case: dict[str, Any]) -> MegatronBackend:
     run = RunConfig(
         model=case["family"],
         device="cpu",
+        seed=case.get("seed", 1234),
         dtype=case.get("dtype", "fp32"),
         layout=settings,
         moe=moe,
