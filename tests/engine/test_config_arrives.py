@@ -160,7 +160,8 @@ def reports(places: Places) -> dict[str, Any]:
     )
     path, out = places.root / "cases.json", places.root / "found.json"
     path.write_text(json.dumps(cases))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(MUON)}
+    packages = os.pathsep.join([str(MUON), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": packages}
     command = [sys.executable, "-W", "ignore", str(CASE), str(path), str(out)]
     job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
     assert job.returncode == 0, job.stderr[-4000:]
