@@ -34,9 +34,10 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         queue.maybe_finalize_async_calls(blocking=True)
     from megatron.core import parallel_state
 
-    steps = adam_steps(backend)
+    report = {"losses": losses, "norms": norms, "evaluated": evaluated}
+    report |= {"adam_steps": adam_steps(backend), "padding": padding(backend)}
     parallel_state.destroy_model_parallel()
-    return {"losses": losses, "norms": norms, "adam_steps": steps, "evaluated": evaluated}
+    return report
 
 
 def save(backend: Any, folder: Path, background: bool) -> Any:
@@ -60,6 +61,22 @@ def adam_steps(backend: Any) -> list[float]:
     for inner in inner_optimizers(backend.optimizer):
         found |= {float(state["step"]) for state in inner.state.values() if "step" in state}
     return sorted(found)
+
+
+def padding(backend: Any) -> tuple[int, float]:
+    """How many rows of all ranks' tables pad the vocabulary, and the largest number in them."""
+    from megatron.core import parallel_state
+
+    own = []
+    for chunk in backend.chunks:
+        for name, table in chunk.module.named_parameters():
+            if name in ("embedding.word_embeddings.weight", "output_layer.weight"):
+                first = parallel_state.get_tensor_model_parallel_rank() * len(table)
+                own += table[max(0, backend.config.architecture.vocab_size - first) :]
+    figures = (len(own), max((float(row.abs().max()) for row in own), default=0.0))
+    everyone: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, figures)
+    return sum(rows for rows, _ in everyone), max(largest for _, largest in everyone)
 
 
 def main() -> None:

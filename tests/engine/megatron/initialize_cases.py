@@ -74,6 +74,7 @@ def draw_does_not_depend_on_the_cut() -> str:
     """Any part of a matrix holds the numbers that the whole has there; the error, or nothing."""
     from hypothesis import given, settings
     from hypothesis import strategies as st
+
     from msllm.engine.megatron.initialize import Slice, draw
 
     @settings(max_examples=60, deadline=None, database=None)

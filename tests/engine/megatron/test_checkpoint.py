@@ -58,6 +58,8 @@ LOADED: dict[str, tuple[str, int, dict[str, Any]]] = {
     "background at dp2": ("background", 2, {}),
     "ep2 at ep2": ("ep2", 2, {"layout": {"ep": 2}}),
     "ep2 at one": ("ep2", 1, {}),
+    "ep2 at one, experts apart": ("ep2", 1, {"layout": {"grouped_gemm": False}}),
+    "ep2 at tp2-ep1": ("ep2", 2, {"layout": {"tp": 2}}),
     "ep2 at tp2-ep2-pp2": ("ep2", 4, {"layout": {"tp": 2, "ep": 2, "pp": 2}}),
 }
 """Name -> checkpoint, world size and layout that continue it."""
@@ -130,6 +132,16 @@ def test_any_layout_continues_the_curve(curves, name):
 @pytest.mark.parametrize("name", LOADED)
 def test_adam_counts_each_step_once(curves, name):
     assert curves[name]["adam_steps"] == [TRAINED + MORE]
+
+
+@pytest.mark.parametrize("name", [*SAVED, *LOADED])
+def test_rows_that_pad_the_vocabulary_stay_zero(curves, name):
+    """Through training, saving, and loading where more or fewer rows pad."""
+    sizes = {**SAVED, **{key: case[1:] for key, case in LOADED.items()}}
+    tp = sizes[name][1].get("layout", {}).get("tp", 1)
+    rows, largest = curves[name]["padding"]
+    assert (rows > 0) == (tp == 2)
+    assert largest == 0.0
 
 
 def test_saving_does_not_change_the_run(curves):
