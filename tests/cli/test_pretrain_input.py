@@ -164,6 +164,16 @@ def test_muon_says_what_it_needs(capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_workers")
+def test_muon_has_no_grouped_experts_to_recompute(capsys):
+    error = refused(
+        capsys, "--optimizer", "muon", "--recompute", "selective",
+        "--set", "train.recompute_modules=[moe_act]",
+    )  # fmt: skip
+    assert "muon takes experts one by one" in error
+    assert "leave out moe_act" in error
+
+
+@pytest.mark.usefixtures("no_workers")
 def test_all_problems_come_together(capsys):
     error = refused(
         capsys, "--tp", "3", "--npus", "3", "--data", "nowhere", "--optimizer", "muon",

@@ -222,10 +222,17 @@ def _optimizer(config: RunConfig) -> Iterator[Problem]:
             "train.recompute_modules",
             "name some, or --recompute none",
         )
-    if train.recompute == "selective" and "moe_act" in modules and not config.moe.grouped_gemm:
-        yield Problem(
-            "recomputing moe_act needs the grouped matmul", "moe.grouped_gemm", "set it to true"
-        )
+    if train.recompute == "selective" and "moe_act" in modules:
+        if not config.moe.grouped_gemm:
+            yield Problem(
+                "recomputing moe_act needs the grouped matmul", "moe.grouped_gemm", "set it to true"
+            )
+        elif train.optimizer == "muon":
+            yield Problem(
+                "recomputing moe_act needs the grouped matmul, and muon takes experts one by one",
+                "train.recompute_modules",
+                "leave out moe_act, or use --optimizer adamw",
+            )
 
 
 def _data(config: RunConfig, architecture: Architecture | None) -> list[Problem]:

@@ -7,6 +7,7 @@ updates, that layouts agree, and that checkpoints continue. The truth is torch's
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def _job(folder: Path, world: int, cases: list[dict[str, Any]]) -> dict[str, Any
     inputs, out = folder / f"{world}.json", folder / f"{world}.out"
     inputs.write_text(json.dumps(cases))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(HERE / "muon_package"))
+        patch.setenv("PYTHONPATH", str(HERE / "muon_package"), prepend=os.pathsep)
         run_ranks(world, HERE / "muon_cases.py", str(inputs), str(out))
     return json.loads(out.read_text())
 
