@@ -48,9 +48,14 @@ def test_a_small_model_by_hand():
     assert items["main parameters"] == 0
     assert items["optimizer state"] == parameters * 8
     # a token and layer: norms' inputs and outputs 4*8, q k before and after rotary 2*(8+4), v 4,
-    # attention's output 8, MLP 4*12
-    assert items["activations"] == 6 * 4 * 4 * (32 + 24 + 4 + 8 + 48)
-    assert items["logits"] == 6 * 10 * 12
+    # attention's output 8, MLP 4*12; the last norm's input and output 2*8
+    assert items["activations"] == 6 * 4 * (4 * (32 + 24 + 4 + 8 + 48) + 16)
+    # logits that become their gradient in place, and the gradient of the head
+    assert items["logits"] == (6 + 8) * 10 * 4
+    # gradients of residual and branch, of product, gate and up, and of these two's weight; in
+    # the place of the logits and of what the last norm kept
+    inside = 6 * 4 * (16 + 36) + 4 * 8 * 24
+    assert items["backward"] == inside - items["logits"] - 6 * 4 * 16
     assert items["communication"] == 0
     assert items["process"] == PROCESS["npu"]
 
@@ -129,20 +134,23 @@ def test_micro_batches_in_flight(layout, stage, count, held):
 
 
 def test_recompute_keeps_only_the_inputs_of_layers():
-    def kept(**train: Any) -> int:
-        return planned(shape(), dtype="bf16", data={"seq_length": 16}, train=train).items[
-            "activations"
-        ]
+    def kept(**train: Any) -> tuple[int, int]:
+        """Bytes of activations, and those that the backward pass needs more than without."""
+        items, plain = (
+            planned(shape(), dtype="bf16", data={"seq_length": 16}, train=settings).items
+            for settings in (train, {})
+        )
+        return items["activations"], items["backward"] - plain["backward"]
 
     layer = 2 * 16 * (32 + 24 + 4 + 8 + 48)
     border = 2 * 16 * 8
-    logits = 16 * 10 * 10
-    assert kept() == 4 * layer
-    # one block's activations come when the logits, at most as large, are gone
-    assert kept(recompute="full") == 4 * border + layer - logits
-    assert kept(recompute="full", recompute_layers=2) == 2 * border + 2 * layer - logits
-    assert kept(recompute="selective", recompute_modules=["mlp"]) == 4 * (layer - 2 * 16 * 48)
-    assert kept(recompute="selective", recompute_modules=["layernorm"]) == 4 * (layer - 2 * 16 * 16)
+    last, mlp, norms = 2 * border, 2 * 16 * 48, 2 * 16 * 16
+    assert kept() == (4 * layer + last, 0)
+    assert kept(recompute="full") == (4 * border + last, layer)
+    assert kept(recompute="full", recompute_layers=2) == (2 * border + last, 2 * layer)
+    for module, size in (("mlp", mlp), ("layernorm", norms)):
+        found = kept(recompute="selective", recompute_modules=[module])
+        assert found == (4 * (layer - size) + last, size)
 
 
 def test_a_written_out_softmax_is_kept_unless_recomputed():
@@ -165,7 +173,7 @@ def test_sequence_parallelism_cuts_what_lies_between():
         shape(), world=2, layout={**sizes, "sequence_parallel": False}, data=data
     ).items["activations"]
     assert cut == one / 2
-    assert whole == one / 2 + 4 * 2 * 16 * 32 / 2
+    assert whole == one / 2 + 2 * 16 * (4 * 32 + 16) / 2
 
 
 def test_the_fullest_stage_counts():

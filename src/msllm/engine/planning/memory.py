@@ -1,8 +1,9 @@
 """Memory that a device will need, item by item, from formulas: no model is built.
 
-Good to about a tenth for dense models with balanced stages; experts are assumed to get equal
-shares of the tokens. Activations follow Korthikanti et al. (arXiv:2205.05198), with what our own
-operators keep for the backward pass. The pipeline's fullest stage counts.
+Parameters, gradients and optimizer state are exact; the peak of a step is within a sixth of what
+real models need on the CPU (tests/engine/planning). Experts are assumed to get equal shares of the
+tokens. Activations follow Korthikanti et al. (arXiv:2205.05198), with what our own operators keep
+for the backward pass. The pipeline's fullest stage counts.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ BYTES = {"bf16": 2, "fp32": 4}
 GRADIENT = 4
 """Bytes of a gradient: kept and summed in float32."""
 MOMENTS = {"adamw": 8, "muon": 4}
-"""Bytes of optimizer state a parameter: two float32 moments, or one momentum."""
+"""Bytes of optimizer state a parameter: two float32 moments, or one momentum; Muon leaves the
+embedding and the head to Adam."""
 
 PROCESS = {"cpu": 400 << 20, "cuda": 1 << 30, "npu": 2 << 30}
 """The process itself. cpu: torch, Megatron-core and gloo's buffers, measured as what resident
@@ -28,7 +30,7 @@ communicators, assumed and not measured."""
 
 ITEMS = (
     "parameters", "gradients", "main parameters", "optimizer state", "activations", "logits",
-    "communication", "process",
+    "backward", "communication", "process",
 )  # fmt: skip
 
 
@@ -125,13 +127,17 @@ def _stage(
         if sharded
         else count
     )
+    by_adam = _ends(architecture, layout, stage) if run.train.optimizer == "muon" else 0
+    activations, inside = _activations(architecture, layout, run, stage)
+    logits = _logits(architecture, layout, run) if stage == layout.pp - 1 else 0
     items = {
         "parameters": count * BYTES[run.dtype],
         "gradients": count * GRADIENT,
         "main parameters": kept * 4 if run.dtype == "bf16" else 0,
-        "optimizer state": kept * MOMENTS[run.train.optimizer],
-        "activations": _activations(architecture, layout, run, stage),
-        "logits": _logits(architecture, layout, run) if stage == layout.pp - 1 else 0,
+        "optimizer state": kept * MOMENTS[run.train.optimizer] + by_adam * 4,
+        "activations": activations,
+        "logits": logits,
+        "backward": max(0, inside - logits),  # the logits are gone before the layers' turn
         "communication": _communication(architecture, layout, run),
         "process": PROCESS[kind],
     }
@@ -156,22 +162,59 @@ def in_flight(layout: Layout, stage: int, count: int) -> int:
     return min(ahead, count * layout.vpp)
 
 
-def _activations(architecture: Architecture, layout: Layout, run: RunConfig, stage: int) -> int:
-    """Bytes kept for the backward pass by all micro-batches in flight on a stage."""
+def _activations(
+    architecture: Architecture, layout: Layout, run: RunConfig, stage: int
+) -> tuple[int, int]:
+    """Bytes kept by all micro-batches in flight on a stage, and those inside one backward pass.
+
+    The latter are the activations of the block that is computed again, the gradients of one
+    layer's activations, and that of its largest matrix, before it joins the float32 sums.
+    """
     chunks = layout.stages(architecture.num_layers)[stage]
+    layers = [layer for chunk in chunks for layer in chunk]
     width = BYTES[run.dtype] * _tokens(layout, run)
-    held = in_flight(layout, stage, micro_batches(layout, run))
-    whole = [[_layer(architecture, layout, run, layer) for layer in chunk] for chunk in chunks]
     border = architecture.hidden_size // (layout.tp if layout.sequence_parallel else 1)
+    held = in_flight(layout, stage, micro_batches(layout, run))
+    none = run.model_copy(update={"train": run.train.model_copy(update={"recompute": "none"})})
+    whole = {layer: _layer(architecture, layout, none, layer) for layer in layers}
     if run.train.recompute == "full":
         block = run.train.recompute_layers
         a_chunk = max((-(-len(chunk) // block) * border for chunk in chunks), default=0)
-        inside = width * max((sum(sorted(chunk)[-block:]) for chunk in whole if chunk), default=0)
-        if stage == layout.pp - 1:  # the logits are gone before the first block is recomputed
-            inside = max(0, inside - _logits(architecture, layout, run))
-        return width * held * a_chunk + inside
-    a_chunk = max((sum(chunk) for chunk in whole), default=0)
-    return width * held * a_chunk
+        again = max((sum(whole[i] for i in chunk[:block]) for chunk in chunks), default=0)
+    else:
+        kept = {layer: _layer(architecture, layout, run, layer) for layer in layers}
+        a_chunk = max((sum(kept[i] for i in chunk) for chunk in chunks), default=0)
+        again = max((whole[i] - kept[i] for i in layers), default=0)
+    gradients = max((_gradients(architecture, layout, layer) for layer in layers), default=0)
+    matrix = max((_largest_matrix(architecture, layout, layer) for layer in layers), default=0)
+    inside = width * (again + gradients) + BYTES[run.dtype] * matrix
+    last_norm = 2 * border * width if stage == layout.pp - 1 else 0  # its input and output
+    return width * held * a_chunk + last_norm, inside - last_norm  # gone before the layers' turn
+
+
+def _gradients(architecture: Architecture, layout: Layout, layer: int) -> int:
+    """Elements a token of a layer's gradients at their most, in the MLP.
+
+    They are the residual's and the branch's, the product's and those of its factors.
+    """
+    border = architecture.hidden_size // (layout.tp if layout.sequence_parallel else 1)
+    wide = 3 if architecture.gated_mlp else 2
+    moe = architecture.moe
+    if moe is None or not architecture.has_experts(layer):
+        return 2 * border + wide * architecture.intermediate_size // layout.tp
+    tokens = layout.tp if layout.sequence_parallel else 1
+    inner = wide * moe.intermediate_size // layout.etp
+    return 2 * border + moe.num_experts_per_tok * inner // tokens
+
+
+def _largest_matrix(architecture: Architecture, layout: Layout, layer: int) -> int:
+    """Elements of the largest weight of a layer on one rank; all experts' are one."""
+    halves = 2 if architecture.gated_mlp else 1
+    moe = architecture.moe
+    if moe is None or not architecture.has_experts(layer):
+        return halves * architecture.hidden_size * architecture.intermediate_size // layout.tp
+    experts = moe.num_experts // layout.ep
+    return halves * architecture.hidden_size * moe.intermediate_size * experts // layout.etp
 
 
 def _tokens(layout: Layout, run: RunConfig) -> int:
@@ -239,9 +282,16 @@ def _experts(architecture: Architecture, layout: Layout, activation_again: bool)
 
 
 def _logits(architecture: Architecture, layout: Layout, run: RunConfig) -> int:
-    """The logits, the float32 probabilities kept from them, and their gradient, once."""
+    """The logits and their loss, or the gradients of logits and head: whichever is more.
+
+    Megatron's cross entropy turns float32 logits into their gradient in place, and first copies
+    those of another precision; rows that pad the vocabulary are masked in one more copy.
+    """
     rows = -(-architecture.vocab_size // layout.tp)
-    return _tokens(layout, run) * rows * (BYTES[run.dtype] + 4 + 4)
+    tokens, size = _tokens(layout, run), BYTES[run.dtype]
+    padded = architecture.vocab_size % layout.tp != 0
+    loss = 4 + (size if run.dtype != "fp32" else 0) + (size if padded else 0)
+    return rows * max(tokens * loss, (tokens + architecture.hidden_size) * size)
 
 
 def _communication(architecture: Architecture, layout: Layout, run: RunConfig) -> int:
