@@ -7,6 +7,7 @@ is left out, and the thing must then fail: the script ends with status 3.
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 
 import torch
@@ -54,7 +55,7 @@ def tensor_type_names() -> None:
     weight = torch.nn.Parameter(torch.ones(4))
     weight.grad = torch.full((4,), 10.0)
     clip_grad_by_total_norm_fp32([weight], max_norm=1.0, total_norm=20.0)
-    assert abs(float(weight.grad.norm()) - 1.0) < 1e-3
+    assert abs(float(weight.grad.norm()) - 1.0) < 1e-3, "gradients were not clipped"
     assert torch.ones(1).type(torch.float64).dtype == torch.float64
 
 
@@ -123,7 +124,7 @@ def permute() -> None:
 
     from msllm.engine.ops import REFERENCE
 
-    assert token_dispatcher.permute is REFERENCE.permute
+    assert token_dispatcher.permute is REFERENCE.permute, "not our operator"
     assert token_dispatcher.unpermute is REFERENCE.unpermute
 
 
@@ -170,7 +171,8 @@ def main() -> int:
     try:
         CASES[name]()
     except Exception as error:
-        print(f"{type(error).__name__}: {error}")
+        where = traceback.extract_tb(error.__traceback__)[-1].name
+        print(f"{type(error).__name__} in {where}: {error}")
         return 3
     return 0
 
