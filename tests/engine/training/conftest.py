@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import resource
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +33,14 @@ CONFIG = {
     "tie_word_embeddings": False,
     "hidden_act": "silu",
 }
+EXPERTS = {
+    "model_type": "qwen3_moe",
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+    "norm_topk_prob": True,
+    "router_aux_loss_coef": 0.01,
+}
 STEPS = 12
 
 
@@ -41,6 +52,9 @@ class Runs:
         self.model = root / "model"
         self.model.mkdir()
         (self.model / "config.json").write_text(json.dumps(CONFIG))
+        self.experts = root / "experts"
+        self.experts.mkdir()
+        (self.experts / "config.json").write_text(json.dumps(CONFIG | EXPERTS))
         self.data = root / "data"
         write_documents(self.data)
 
@@ -59,7 +73,10 @@ class Runs:
             base[key] = base[key] | value if merge else value
         return base
 
-    def start(self, name: str, **over: Any) -> subprocess.Popen[str]:
+    def start(
+        self, name: str, limit: tuple[int, int] | None = None, **over: Any
+    ) -> subprocess.Popen[str]:
+        """Start a run; `limit` is a resource and how much of it each process may have."""
         path = self.root / f"{name}.json"
         path.write_text(json.dumps(self.settings(name, **over)))
         return subprocess.Popen(
@@ -68,6 +85,7 @@ class Runs:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
+            preexec_fn=None if limit is None else partial(_limit, *limit),
         )
 
     def run(self, name: str, status: int = 0, **over: Any) -> str:
@@ -80,6 +98,13 @@ class Runs:
         assert process.returncode == status, f"{process.returncode}\n{output}\n{logs[-3000:]}"
         return output
 
+    def cut(self, source: str, name: str, step: int) -> None:
+        """Make a run that was killed after a step's checkpoint, out of one that ended."""
+        shutil.copytree(self.folder(source), self.folder(name))
+        for checkpoint in self.checkpoints(name):
+            if checkpoint > f"step-{step:08d}":
+                shutil.rmtree(self.folder(name) / "checkpoints" / checkpoint)
+
     def folder(self, name: str) -> Path:
         return self.root / name
 
@@ -89,6 +114,18 @@ class Runs:
             return []
         lines = path.read_bytes().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith(b"\n")]
+
+    def tensors(self, name: str, step: int) -> dict[str, Any]:
+        """What a checkpoint holds, read by torch itself."""
+        from torch.distributed.checkpoint import FileSystemReader
+        from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
+        from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
+
+        folder = self.folder(name) / "checkpoints" / f"step-{step:08d}"
+        state: dict[str, Any] = {}
+        planner = _EmptyStateDictLoadPlanner()
+        _load_state_dict(state, FileSystemReader(folder), planner=planner, no_dist=True)
+        return dict(_leaves(state))
 
     def curve(self, name: str) -> list[tuple[float, float]]:
         """Loss and gradient norm of each step, after checking that each is there once."""
@@ -134,6 +171,19 @@ class Runs:
 
     def gone(self, name: str) -> bool:
         return not self.workers(name)
+
+
+def _limit(resource_number: int, amount: int) -> None:
+    resource.setrlimit(resource_number, (amount, amount))
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Tensors of nested dicts, by dotted name."""
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{name}.{key}")
+    elif hasattr(value, "shape"):
+        yield name, value
 
 
 def write_documents(prefix: Path) -> None:

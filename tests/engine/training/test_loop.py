@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 
 import pytest
@@ -54,8 +55,8 @@ def test_resumed_run_is_bitwise_the_straight_one(runs, straight):
     ],
 )
 def test_resumed_at_another_layout(runs, straight, name, over):
-    runs.run(f"to-{name}", train={"steps": 8, "decay_steps": 12})
-    runs.run(f"to-{name}", train={"steps": 12, "decay_steps": 12}, **over)
+    runs.cut("straight", f"to-{name}", 8)
+    runs.run(f"to-{name}", **over)
     curve = runs.curve(f"to-{name}")
     assert curve[:8] == straight[:8]
     assert losses(curve) == pytest.approx(losses(straight), rel=1e-5)
@@ -116,10 +117,14 @@ def test_background_saves_are_those_of_their_step(runs, straight):
     assert runs.checkpoints("background") == ["step-00000006", "step-00000008"]
     runs.run("background", train={"steps": 12} | fixed, checkpoint=checkpoint)
     assert runs.curve("background") == straight
+    written, known = runs.tensors("background", 12), runs.tensors("straight", 12)
+    assert written.keys() == known.keys()
+    assert len([name for name in known if "exp_avg" in name]) >= 2
+    assert all(written[name].equal(known[name]) for name in known)
 
 
 def test_a_broken_newest_checkpoint_falls_back_to_the_one_before(runs, straight):
-    runs.run("broken", train={"steps": 8, "decay_steps": 12})
+    runs.cut("straight", "broken", 8)
     newest = runs.folder("broken") / "checkpoints" / "step-00000008"
     victim = max(newest.glob("*.distcp"), key=lambda p: p.stat().st_size)
     victim.write_bytes(victim.read_bytes()[:-1])
@@ -142,10 +147,9 @@ def test_validation_does_not_disturb_training(runs):
 
 
 def test_bf16_resumes_bitwise(runs):
-    fixed = {"decay_steps": 8}
-    runs.run("bf16", dtype="bf16", train={"steps": 8} | fixed)
-    runs.run("bf16-resumed", dtype="bf16", train={"steps": 4} | fixed)
-    runs.run("bf16-resumed", dtype="bf16", train={"steps": 8} | fixed)
+    runs.run("bf16", dtype="bf16", train={"steps": 8})
+    runs.cut("bf16", "bf16-resumed", 4)
+    runs.run("bf16-resumed", dtype="bf16", train={"steps": 8})
     assert runs.curve("bf16-resumed") == runs.curve("bf16")
 
 
@@ -156,3 +160,82 @@ def test_a_checkpoint_by_path_and_one_of_another_optimizer(runs, straight):
     assert [(m["loss"], m["grad_norm"]) for m in runs.metrics("by-path")] == straight[8:]
     other = {"checkpoint": {"resume": path}, "layout": {"distributed_optimizer": False}}
     assert "another optimizer" in runs.run("other-optimizer", status=1, **other)
+
+
+@pytest.mark.parametrize(
+    ("name", "over"),
+    [
+        ("unshuffled", DP2 | {"data": {"shuffle": False}}),
+        ("experts", DP2 | {"layout": {"ep": 2}, "checkpoint": {"async_save": True}}),
+    ],
+)
+def test_other_runs_resume_bitwise(runs, name, over):
+    """Data in its own order; experts spread over ranks, saved behind the scenes."""
+    model = str(runs.experts if name == "experts" else runs.model)
+    runs.run(name, model=model, **over)
+    runs.cut(name, f"{name}-resumed", 8)
+    runs.run(f"{name}-resumed", model=model, **over)
+    assert runs.curve(f"{name}-resumed") == runs.curve(name)
+    consumed = [m["consumed_samples"] for m in runs.metrics(f"{name}-resumed")]
+    assert consumed == [4 * step for step in range(1, 13)]
+
+
+def test_never_resumes_when_told_so(runs, straight):
+    runs.cut("straight", "again", 4)
+    fixed = {"steps": 5, "decay_steps": 12}
+    runs.run("again", train=fixed, checkpoint={"resume": "never", "save_interval": 0})
+    assert runs.curve("again") == straight[:5]
+    started = [m["time"] for m in runs.metrics("again")]
+    assert started[0] > runs.metrics("straight")[0]["time"]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_killed_while_it_saves(runs, straight, background):
+    """Whatever a kill in the middle of a save leaves, what is loaded is whole."""
+    name = f"killed-in-save-{background}"
+    over = {"checkpoint": {"save_interval": 1, "async_save": background}}
+    process = runs.start(name, **over)
+    try:
+        runs.wait_for(lambda: unfinished(runs, name) and len(runs.metrics(name)) >= 3, process)
+        process.kill()
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert any(step.startswith("step-") for step in runs.checkpoints(name))
+    runs.run(name, **over)
+    assert runs.curve(name) == straight
+    assert runs.checkpoints(name) == [f"step-{step:08d}" for step in range(1, 13)]
+    assert "resumed from the checkpoint of step" in (runs.folder(name) / "events.jsonl").read_text()
+
+
+def unfinished(runs, name):
+    return [folder for folder in runs.checkpoints(name) if folder.startswith(".tmp-")]
+
+
+@pytest.mark.parametrize("background", [False, True])
+def test_disk_full_in_a_save(runs, straight, background):
+    """No file may grow beyond 100 KB: the save fails, what was saved before stays."""
+    name = f"disk-full-{background}"
+    runs.cut("straight", name, 4)
+    limit = (resource.RLIMIT_FSIZE, 100_000)
+    checkpoint = {"save_interval": 4, "async_save": background}
+    output = runs.run(name, status=1, limit=limit, checkpoint=checkpoint)
+    assert "the checkpoint of step 8 could not be written: " in output
+    assert str(runs.folder(name) / "checkpoints") in output
+    assert "GiB are free there" in output
+    assert "Traceback" not in output
+    assert [step for step in runs.checkpoints(name) if step[0] != "."] == ["step-00000004"]
+    runs.run(name)
+    assert runs.curve(name) == straight
+
+
+def test_out_of_memory_says_what_was_planned(runs):
+    """A batch whose first activations alone are more than the process may have."""
+    huge = {"train": {"steps": 1, "micro_batch": 1 << 17, "global_batch": 1 << 17}}
+    data = {"paths": ["mock"], "seq_length": 256}
+    limit = (resource.RLIMIT_AS, 8 << 30)
+    output = runs.run("too-large", status=1, limit=limit, data=data, **huge)
+    assert "rank 0 ran out of memory; planned a device: parameters" in output
+    assert "activations" in output
+    assert "--micro-batch 65536" in output
+    assert output.count("; or ") == 2

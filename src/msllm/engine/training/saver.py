@@ -7,11 +7,16 @@ what only one may do, between barriers, in the foreground or while training goes
 from __future__ import annotations
 
 import hashlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from msllm.config import RunConfig
 from msllm.engine.layout import Layout
@@ -33,8 +38,6 @@ def find(run: RunConfig, folder: RunFolder) -> tuple[Checkpoint | None, tuple[st
     if resume == "auto":
         latest = checkpoint_folder.latest_complete(folder.checkpoints)
         return latest.checkpoint, latest.notes
-    from pathlib import Path
-
     return checkpoint_folder.open_checkpoint(Path(resume)), ()
 
 
@@ -65,15 +68,14 @@ class Saver:
         self.finish()
         if self._rank == 0:
             self._events.write("phase", "saving a checkpoint", step)
-            checkpoint_folder.begin(self._folder.checkpoints, step)
+            with self._explained(step):
+                checkpoint_folder.begin(self._folder.checkpoints, step)
         dist.barrier()
         path = self._folder.checkpoints / f".tmp-{checkpoint_folder.folder_name(step)}"
         commit = partial(self._commit, path, self._manifest(step, consumed_samples))
         background = self._run.checkpoint.async_save
-        try:
+        with self._explained(step):
             request = self._backend.save(path, background)
-        except OSError as error:
-            raise _not_saved(step, error) from error
         if background:
             request.add_finalize_fn(commit)
             self._schedule(request)
@@ -85,13 +87,16 @@ class Saver:
 
     def poll(self) -> None:
         """Complete a background save whose files are written; cheap when there is none."""
-        if self._queue is not None:
-            self._queue.maybe_finalize_async_calls(blocking=False)
+        self._complete(wait=False)
 
     def finish(self) -> None:
         """Wait for a background save."""
+        self._complete(wait=True)
+
+    def _complete(self, wait: bool) -> None:
         if self._queue is not None:
-            self._queue.maybe_finalize_async_calls(blocking=True)
+            with self._explained(self.last_saved):
+                self._queue.maybe_finalize_async_calls(blocking=wait)
 
     def _schedule(self, request: Any) -> None:
         from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
@@ -103,12 +108,26 @@ class Saver:
     def _commit(self, path: Any, manifest: Manifest) -> None:
         if self._rank != 0:
             return
-        try:
+        with self._explained(manifest.step):
             checkpoint_folder.commit(path, manifest)
             checkpoint_folder.prune(self._folder.checkpoints, self._run.checkpoint.keep)
-        except OSError as error:
-            raise _not_saved(manifest.step, error) from error
         self._events.write("checkpoint", f"checkpoint saved at step {manifest.step}", manifest.step)
+
+    @contextmanager
+    def _explained(self, step: int) -> Iterator[None]:
+        """Raise what keeps a checkpoint from being written as a RunError."""
+        try:
+            yield
+        except (OSError, CheckpointException) as error:
+            why = _cause(error) if isinstance(error, CheckpointException) else error.strerror
+            folder = self._folder.checkpoints
+            free = shutil.disk_usage(folder).free
+            raise RunError(
+                f"the checkpoint of step {step} could not be written: {why or error}",
+                str(folder),
+                f"{free / 2**30:.2f} GiB are free there: see whether that is enough; the run can "
+                "be resumed from the checkpoint before",
+            ) from error
 
     def _manifest(self, step: int, consumed_samples: int) -> Manifest:
         config = self._run.model_dump_json()
@@ -141,9 +160,8 @@ def check_format(checkpoint: Checkpoint, run: RunConfig) -> None:
         )
 
 
-def _not_saved(step: int, error: OSError) -> RunError:
-    return RunError(
-        f"the checkpoint of step {step} could not be written: {error.strerror or error}",
-        "checkpoint",
-        "free some space; the run can be resumed from the checkpoint before",
-    )
+def _cause(error: CheckpointException) -> str:
+    """What went wrong in writing, in one line; every rank fails then, but only rank 0 knows why."""
+    words = [next((str(cause) for cause, _ in error.failures.values()), "")]
+    dist.broadcast_object_list(words, src=0)
+    return (words[0].strip() or "a rank could not write its files").splitlines()[0]
