@@ -194,6 +194,13 @@ def test_experts(layout, texts):
     assert all(text in problem for text, problem in zip(texts, found, strict=True))
 
 
+def test_sequence_parallelism_needs_tensor_parallelism():
+    (problem,) = Layout(sequence_parallel=True).problems(shape())
+    assert problem.problem == "sequence parallelism needs tensor parallelism"
+    with pytest.raises(ValueError, match="sequence parallelism without tensor parallelism"):
+        TransformerConfig(num_layers=1, num_attention_heads=1, sequence_parallel=True)
+
+
 def test_dense_models_have_no_experts_to_spread():
     (problem,) = Layout(ep=2, dp=2).problems(shape())
     assert "no experts" in problem.problem

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
+import torch
+from hypothesis import event, given, settings
+from hypothesis import strategies as st
 
 from msllm.cli.setting_names import PATHS
 from msllm.config import RunConfig
 from msllm.engine import device, preflight
+from msllm.engine.idle_settings import idle_settings
+from msllm.engine.layout import Layout
 from msllm.engine.planning import memory
 from msllm.engine.run_identity import FREE, FREE_SECTIONS, compare
 from msllm.errors import Problem
@@ -61,6 +67,154 @@ class TestAccelerators:
     def test_what_is_wrong_with_the_device_is_asked_of_it(self, monkeypatch):
         monkeypatch.setattr(device, "probe", lambda kind: Problem(f"no {kind}"))
         assert preflight.check(run(device="npu"), {}) == [Problem("no npu")]
+
+
+def test_a_precision_that_the_device_lacks(monkeypatch):
+    monkeypatch.setattr(device.Device, "supports", lambda self, dtype: dtype is not torch.bfloat16)
+    monkeypatch.setattr(device.Device, "name", "Tesla V100")
+    (problem,) = preflight.check(run(dtype="bf16"), {})
+    assert str(problem) == "--dtype bf16: Tesla V100 can't compute in bf16 (use --dtype fp32)"
+    assert preflight.check(run(dtype="fp32"), {}) == []
+
+
+# --- recompute: what Megatron would refuse in the workers ---------------------------------------
+
+
+def recompute(*modules: str, **train: Any) -> dict[str, Any]:
+    return {"train": {"recompute": "selective", "recompute_modules": list(modules), **train}}
+
+
+@pytest.mark.parametrize(("settings", "text"), [
+    (recompute("moe_act"), "moe_act needs a model with experts"),
+    ({"model": "tiny-qwen3-moe", "moe": {"grouped_gemm": False}, **recompute("moe_act")},
+     "needs the grouped matmul"),
+    ({"model": "tiny-qwen3-moe", **recompute("moe_act", optimizer="muon")},
+     "muon takes experts one by one"),
+    (recompute(), "selective recompute of nothing"),
+    ({"layout": {"sequence_parallel": True}}, "sequence parallelism needs tensor parallelism"),
+])  # fmt: skip
+def test_settings_that_megatron_refuses(settings, text):
+    assert any(text in found for found in texts(preflight.check(run(**settings), {})))
+
+
+def test_recomputed_blocks_make_up_every_chunk():
+    layers = resolve_model("qwen3-8b").architecture.num_layers
+    assert layers == 36
+
+    def found(block: int, pp: int = 1) -> list[Problem]:
+        train = {"recompute": "full", "recompute_layers": block}
+        config = run(model="qwen3-8b", train=train, layout={"pp": pp},
+                     launch={"npus": pp, "force": True})  # fmt: skip
+        return preflight.check(config, {})
+
+    assert found(12) == found(9, pp=2) == found(1, pp=5) == []
+    (problem,) = found(5)
+    assert problem.problem == "blocks of 5 layers don't make up pipeline chunks of 36 layers"
+    assert problem.hint == "use 1, 2, 3, 4, 6, 9, 12, 18, 36"
+    (problem,) = found(7, pp=5)
+    assert "chunks of 7 and 8 layers" in problem.problem
+    assert problem.hint == "use 1"
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    model=st.sampled_from(["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-qwen3-moe"]),
+    sizes=st.fixed_dictionaries(
+        {name: st.sampled_from([1, 1, 2]) for name in ("tp", "pp", "vpp")}
+        | {"ep": st.sampled_from([1, 1, 1, 2]), "pp_layout": st.sampled_from([None, None, [1, 3]])}
+    ),
+    sequence_parallel=st.sampled_from([None, None, None, True, False]),
+    mode=st.sampled_from(["none", "selective", "full"]),
+    modules=st.sets(
+        st.sampled_from(["core_attn", "mlp", "moe", "moe_act", "layernorm"]), min_size=1
+    ),
+    block=st.sampled_from([1, 1, 2, 3]),
+    grouped=st.booleans(),
+)
+def test_what_passes_is_accepted_by_megatron(
+    model, sizes, sequence_parallel, mode, modules, block, grouped
+):
+    from msllm.engine.megatron.model_config import model_config
+
+    config = run(
+        model=model,
+        layout={**sizes, "sequence_parallel": sequence_parallel},
+        launch={"npus": 8, "force": True},
+        train={
+            "recompute": mode,
+            "recompute_modules": sorted(modules),
+            "recompute_layers": block,
+            "global_batch": 32,
+        },
+        moe={"grouped_gemm": grouped},
+        data={"paths": ["mock"], "seq_length": 48},
+    )
+    if preflight.check(config, {}):
+        event("refused")
+        return
+    event(f"accepted with recompute {mode}")
+    architecture = resolve_model(model).architecture
+    layout = Layout.from_world(config.layout, 8)
+    built = model_config(architecture, layout, config, device.Device("cpu"))
+    assert built.recompute_granularity == (None if mode == "none" else mode)
+    if mode == "full":  # Megatron finds this only in the first forward pass
+        counts = [len(chunk) for chunk in layout.chunks(architecture.num_layers)]
+        assert all(count % built.recompute_num_layers == 0 for count in counts)
+
+
+# --- the run's folder ---------------------------------------------------------------------------
+
+
+def test_a_folder_below_a_file_can_not_be_made(tmp_path):
+    (tmp_path / "file").write_text("")
+    (problem,) = preflight.check(run(out=tmp_path / "file" / "a" / "b"), {})
+    assert problem.problem == f"{tmp_path / 'file'} is a file"
+    assert preflight.check(run(out=tmp_path / "new" / "run"), {}) == []
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_where_nothing_may_be_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path)
+    (problem,) = preflight.check(run(out=tmp_path / "run"), {})
+    assert problem.problem == f"you may not write to {tmp_path}"
+
+
+# --- warnings -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("settings", "text"), [
+    (recompute("moe", "mlp"), "the model has no experts, moe recomputes nothing"),
+    ({"model": "tiny-qwen3-moe", **recompute("mlp")}, "mlp recomputes nothing"),
+    ({"train": {"recompute_modules": ["mlp"]}}, "recompute_modules does nothing without"),
+    ({"train": {"recompute_layers": 2}}, "recompute_layers does nothing without"),
+    ({"train": {"wsd_decay_steps": 5}}, "wsd_decay_steps does nothing with the cosine schedule"),
+    ({"train": {"steps": 5, "warmup_steps": 5, "decay_steps": 99}}, "never reaches its peak"),
+    ({"train": {"eval_interval": 5}}, "there is no validation data"),
+    ({"data": {"valid_fraction": 0.1}}, "validation data does nothing unless"),
+    ({"moe": {"z_loss_coeff": 0.1, "dispatcher": "alltoall"}},
+     "moe.z_loss_coeff does nothing: the model has no experts"),
+    ({"train": {"optimizer": "muon"}, "launch": {"npus": 2}}, "nothing with Muon, which needs"),
+    ({"model": "tiny-qwen3-moe", "train": {"optimizer": "muon"}},
+     "moe.grouped_gemm does nothing with Muon"),
+])  # fmt: skip
+def test_settings_that_do_nothing_are_named(settings, text):
+    config = run(**settings)
+    (warning,) = idle_settings(config, resolve_model(config.model).architecture)
+    assert text in warning
+
+
+@pytest.mark.parametrize("settings", [
+    recompute("mlp", "layernorm"),
+    {"model": "tiny-qwen3-moe", **recompute("moe")},
+    {"model": "tiny-qwen3-moe", "moe": {"z_loss_coeff": 0.1}},
+    {"train": {"recompute": "full", "recompute_layers": 2}},
+    {"train": {"lr_schedule": "wsd", "wsd_decay_steps": 5}},
+    {"train": {"eval_interval": 5}, "data": {"valid_fraction": 0.1}},
+    {"train": {"optimizer": "muon"}, "launch": {"npus": 2}, "layout": {"tp": 2}},
+])  # fmt: skip
+def test_settings_that_do_something_are_not(settings):
+    config = run(**settings)
+    assert list(idle_settings(config, resolve_model(config.model).architecture)) == []
 
 
 def test_expert_tensor_parallelism_stops_at_gloo():

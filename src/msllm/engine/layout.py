@@ -114,6 +114,14 @@ class Layout:
     def problems(self, architecture: Architecture) -> list[Problem]:
         """List what Megatron can't do with this model at this layout, and what would work."""
         found = [*_heads(self, architecture), *_widths(self, architecture)]
+        if self.sequence_parallel and self.tp == 1:
+            found.append(
+                Problem(
+                    "sequence parallelism needs tensor parallelism",
+                    "layout.sequence_parallel",
+                    "use --tp 2 or more, or leave it unset",
+                )
+            )
         found += [*_experts(self, architecture), *_pipeline(self, architecture.num_layers)]
         return found
 

@@ -7,15 +7,19 @@ made; here it is whether they fit each other, the model, the data, the folder an
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
+import torch
+
 from msllm.config import RunConfig
 from msllm.engine import device as devices
 from msllm.engine import host_memory
+from msllm.engine.idle_settings import idle_settings
 from msllm.engine.layout import Layout, divides
 from msllm.engine.placement import placement
 from msllm.engine.planning import memory
@@ -40,6 +44,7 @@ def check(config: RunConfig, environ: Mapping[str, str] | None = None) -> list[P
     if architecture is not None:
         problems += check_model(config, architecture)
         problems += _sizes(config, architecture, kind)
+        problems += _recompute(config, architecture)
     problems += _schedule(config)
     problems += _optimizer(config)
     problems += _data(config, architecture)
@@ -54,13 +59,14 @@ def check(config: RunConfig, environ: Mapping[str, str] | None = None) -> list[P
 
 def warnings(config: RunConfig, architecture: Architecture) -> list[str]:
     """List what works but may not be meant."""
+    found = list(idle_settings(config, architecture))
     longest = architecture.max_position_embeddings
     if longest is not None and config.data.seq_length > longest:
-        return [
+        found.append(
             f"sequences of {config.data.seq_length:,} tokens are longer than the "
             f"{longest:,} positions that the model was made for"
-        ]
-    return []
+        )
+    return found
 
 
 def device_kind(name: str) -> devices.Kind:
@@ -95,6 +101,10 @@ def _device(config: RunConfig) -> tuple[devices.Kind, list[Problem]]:
     problem = devices.probe(kind)
     if problem is not None:
         return kind, [problem]
+    device = devices.Device(kind)
+    if config.dtype == "bf16" and not device.supports(torch.bfloat16):
+        found = Problem(f"{device.name} can't compute in bf16", "--dtype bf16", "use --dtype fp32")
+        return kind, [found]
     count = devices.device_count(kind)
     if kind != "cpu" and config.launch.npus > count:
         return kind, [
@@ -215,6 +225,10 @@ def _optimizer(config: RunConfig) -> Iterator[Problem]:
             "train.overlap_param_gather",
             "set layout.distributed_optimizer and train.overlap_grad_reduce as well",
         )
+
+
+def _recompute(config: RunConfig, architecture: Architecture) -> Iterator[Problem]:
+    train = config.train
     modules = set(train.recompute_modules)
     if train.recompute == "selective" and not modules:
         yield Problem(
@@ -223,16 +237,40 @@ def _optimizer(config: RunConfig) -> Iterator[Problem]:
             "name some, or --recompute none",
         )
     if train.recompute == "selective" and "moe_act" in modules:
-        if not config.moe.grouped_gemm:
+        where = "train.recompute_modules"
+        if not architecture.is_moe:
+            yield Problem("moe_act needs a model with experts", where, "leave out moe_act")
+        if train.optimizer == "muon":
+            yield Problem(
+                "recomputing moe_act needs the grouped matmul, and muon takes experts one by one",
+                where,
+                "leave out moe_act, or use --optimizer adamw",
+            )
+        elif architecture.is_moe and not config.moe.grouped_gemm:
             yield Problem(
                 "recomputing moe_act needs the grouped matmul", "moe.grouped_gemm", "set it to true"
             )
-        elif train.optimizer == "muon":
-            yield Problem(
-                "recomputing moe_act needs the grouped matmul, and muon takes experts one by one",
-                "train.recompute_modules",
-                "leave out moe_act, or use --optimizer adamw",
-            )
+    if train.recompute == "full":
+        yield from _blocks(config, architecture)
+
+
+def _blocks(config: RunConfig, architecture: Architecture) -> Iterator[Problem]:
+    """Check that recomputed blocks make up each pipeline chunk, as Megatron wants them to."""
+    layout = Layout.from_world(config.layout, config.launch.world_size)
+    block = config.train.recompute_layers
+    if layout.problems(architecture):
+        return
+    counts = sorted({len(chunk) for chunk in layout.chunks(architecture.num_layers)})
+    if all(count % block == 0 for count in counts):
+        return
+    common = math.gcd(*counts)
+    legal = [d for d in range(1, common + 1) if common % d == 0]
+    yield Problem(
+        f"blocks of {block} layers don't make up pipeline chunks of "
+        f"{' and '.join(map(str, counts))} layers",
+        "train.recompute_layers",
+        f"use {', '.join(map(str, legal))}",
+    )
 
 
 def _data(config: RunConfig, architecture: Architecture | None) -> list[Problem]:

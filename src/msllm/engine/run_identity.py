@@ -7,6 +7,7 @@ and a run may get more steps.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,11 @@ _SOURCES = ("data.paths", "data.valid_paths")
 
 def check_folder(config: RunConfig) -> list[Problem]:
     """Refuse a folder that holds something else than this very run."""
-    if config.out is None or not config.out.exists():
+    if config.out is None:
         return []
-    path, where = config.out, f"--out {config.out}"
+    path, where = config.out.expanduser(), f"--out {config.out}"
+    if not path.exists():
+        return _check_parent(path, where)
     if not path.is_dir():
         return [Problem(f"{path} is a file", where, "name a folder")]
     if not any(path.iterdir()):
@@ -56,6 +59,16 @@ def check_folder(config: RunConfig) -> list[Problem]:
         first = str(error).splitlines()[0]
         return [Problem(f"cannot read it: {first}", str(folder.config), "name another folder")]
     return compare(earlier, config, where)
+
+
+def _check_parent(path: Path, where: str) -> list[Problem]:
+    """Whether the folder can be made where it is to be."""
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    if not parent.is_dir():
+        return [Problem(f"{parent} is a file", where, "name another folder")]
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return [Problem(f"you may not write to {parent}", where, "name another folder")]
+    return []
 
 
 def compare(earlier: RunConfig, config: RunConfig, where: str, data: bool = False) -> list[Problem]:
