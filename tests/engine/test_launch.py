@@ -153,6 +153,24 @@ def test_the_error_of_the_worker_that_died_comes_first_and_soon(worker, tmp_path
     assert caught.value.exit_status == 1
 
 
+def test_a_worker_that_cannot_end_after_its_error_holds_nobody_up(worker, tmp_path):
+    """A thread that never ends keeps the interpreter alive, as a stuck collective's does."""
+    module = worker(
+        """
+        import threading
+        def body():
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            raise RunError("the true cause")
+        guarded(body)
+        """
+    )
+    began = time.monotonic()
+    with pytest.raises(RunError) as caught:
+        start(module, tmp_path, npus=1)
+    assert time.monotonic() - began < 40
+    assert caught.value.problems == [Problem("rank 0: the true cause")]
+
+
 def test_a_workers_own_words_are_kept(worker, tmp_path):
     module = worker(
         """

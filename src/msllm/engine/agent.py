@@ -7,6 +7,7 @@ the rest are killed at once, on every machine, instead of waiting for it in a co
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -37,6 +38,8 @@ WITH_LOG = f'exec "$0" "$@" >>"${LOG_VARIABLE}" 2>&1 </dev/null'
 
 GRACE = 0.3
 """Seconds after a first death in which others may report the true cause."""
+LINGER = 5.0
+"""Seconds that a worker gets to end by itself once it has reported its error."""
 NEWS_INTERVAL = 1.0
 """Seconds between questions to the store about the other machines."""
 FAREWELL = 10.0
@@ -132,9 +135,22 @@ class Agent(LocalElasticAgent):
         if not self._over:
             self._forward_stops()
             dead = any(process.poll() for process in self._processes().values())
-            if dead or self._bad_news():
+            if dead or self._lingering() or self._bad_news():
                 self._end(worker_group)
         return super()._monitor_workers(worker_group)
+
+    def _lingering(self) -> bool:
+        """Whether a worker reported its error and does not end: a thread or a collective is stuck.
+
+        Then nobody will ever see its exit, and the others wait for it.
+        """
+        for local_rank, process in self._processes().items():
+            if process.poll() is None:
+                with contextlib.suppress(OSError):
+                    reported = self.logs.error_file(local_rank).stat().st_mtime
+                    if time.time() - reported > LINGER:
+                        return True
+        return False
 
     def _processes(self) -> dict[int, Any]:
         handlers = getattr(self._pcontext, "subprocess_handlers", {})
