@@ -116,6 +116,14 @@ def test_recomputed_blocks_make_up_every_chunk():
     assert problem.hint == "use 1"
 
 
+def test_blocks_are_checked_beside_other_sizes():
+    train = {"recompute": "full", "recompute_layers": 3}
+    config = run(layout={"tp": 3}, launch={"npus": 3}, train=train)
+    found = texts(preflight.check(config, {}))
+    assert any("does not divide the 8 attention heads" in text for text in found)
+    assert any("blocks of 3 layers" in text for text in found)
+
+
 @settings(max_examples=200, deadline=None)
 @given(
     model=st.sampled_from(["tiny-llama", "tiny-qwen2", "tiny-qwen3", "tiny-qwen3-moe"]),
