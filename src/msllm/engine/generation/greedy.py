@@ -11,11 +11,15 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from msllm.config import RunConfig, read_run
 from msllm.engine.training.checkpoint_folder import Checkpoint, open_checkpoint
 from msllm.engine.training.run_folder import RunFolder
 from msllm.errors import InputError
+
+if TYPE_CHECKING:
+    from msllm.engine.data.tokens import Tokenizer
 
 
 def open_run(path: Path) -> tuple[RunConfig, Checkpoint]:
@@ -53,10 +57,11 @@ def continue_text(path: Path, prompt: str, max_tokens: int, tokenizer: Path | No
 
     run, checkpoint = open_run(path) if tokenizer is None else _open_with(path, tokenizer)
     text = Tokenizer(run.data.tokenizer)  # type: ignore[arg-type]
-    tokens = text.encode_batch([prompt])[0]
+    tokens, allowed = split_prompt(text, prompt)
     if not tokens:
         raise InputError("the prompt has no tokens", "--prompt", "write at least one character")
-    run = run.model_copy(update={"layout": type(run.layout)()})
+    train = run.train.model_copy(update={"optimizer": "adamw"})  # nothing is trained
+    run = run.model_copy(update={"layout": type(run.layout)(), "train": train})
     with _alone():
         backend = MegatronBackend(
             resolve_model(run.model).architecture, Layout(), run, select_device(run.device)
@@ -64,12 +69,29 @@ def continue_text(path: Path, prompt: str, max_tokens: int, tokenizer: Path | No
         backend.load_weights(checkpoint.path)
         for _ in range(max_tokens):
             window = torch.tensor([tokens[-run.data.seq_length :]])
-            token = int(backend.logits(window)[0, -1].argmax())
+            scores = backend.logits(window)[0, -1, : text.vocab_size]
+            token = allowed[int(scores[allowed].argmax())] if allowed else int(scores.argmax())
             if token == text.eod_id:
                 break
             tokens.append(token)
+            allowed = []
         backend.close()
     return text.decode(tokens)
+
+
+def split_prompt(tokenizer: Tokenizer, prompt: str) -> tuple[list[int], list[int]]:
+    """Tokens of the prompt, and those that may come first (none: all).
+
+    In training text the space before a word is part of the word's token, so a prompt that ends in
+    a space on its own is one that the model has hardly seen. Such a space is left to the first
+    token, which must then begin with it.
+    """
+    shorter = prompt[:-1]
+    if not prompt.endswith(" ") or not shorter or shorter.endswith(" "):
+        return tokenizer.encode_batch([prompt])[0], []
+    ids = range(tokenizer.vocab_size)
+    allowed = [i for i in ids if tokenizer.decode([i]).startswith(" ")]
+    return tokenizer.encode_batch([shorter if allowed else prompt])[0], allowed
 
 
 def _open_with(path: Path, tokenizer: Path) -> tuple[RunConfig, Checkpoint]:
