@@ -203,7 +203,7 @@ class Agent(LocalElasticAgent):
         """Kill every worker with its helpers."""
         processes = self._processes().values()
         for process in processes:
-            if process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):  # a dead worker may have left helpers
                 os.killpg(process.pid, signal.SIGKILL)
         for process in processes:
             process.wait(30)

@@ -90,11 +90,17 @@ def watch_parent() -> None:
     if not launcher:
         return
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        end_with_parent()
     else:
         threading.Thread(target=_end_with, args=(launcher,), daemon=True).start()
     if os.getppid() != launcher:  # it ended before the kernel was told
         os._exit(1)
+
+
+def end_with_parent() -> None:
+    """Have the kernel end this process when its parent ends (Linux; elsewhere nothing)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def _end_with(launcher: int) -> None:

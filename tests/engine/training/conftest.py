@@ -172,6 +172,24 @@ class Runs:
     def gone(self, name: str) -> bool:
         return not self.workers(name)
 
+    def all_ended(self, sessions: list[int]) -> bool:
+        """Whether workers have ended with the helpers that they started; waits a little."""
+        import psutil
+
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            if not any(session_of(pid) in sessions for pid in psutil.pids()):
+                return True
+            time.sleep(0.05)
+        return False
+
+
+def session_of(pid: int) -> int:
+    try:
+        return os.getsid(pid)
+    except OSError:
+        return 0
+
 
 def _limit(resource_number: int, amount: int) -> None:
     resource.setrlimit(resource_number, (amount, amount))

@@ -76,8 +76,15 @@ def test_a_stop_signal_saves_and_the_run_goes_on(runs, straight, number):
 
 
 def test_launcher_killed(runs, straight):
-    status, _ = runs.stop_at("launcher-killed", 6, signal.SIGKILL)
-    assert status == -signal.SIGKILL
+    process = runs.start("launcher-killed")
+    try:
+        runs.wait_for(lambda: len(runs.metrics("launcher-killed")) >= 6, process)
+        sessions = runs.workers("launcher-killed")
+    finally:
+        process.kill()
+        process.communicate(timeout=60)
+    assert sessions
+    assert runs.all_ended(sessions)  # also what Megatron started to write the checkpoint of step 4
     end = runs.start("launcher-killed")  # the new run must not meet workers of the old one
     output = end.communicate(timeout=180)[0]
     assert end.returncode == 0, output
@@ -88,12 +95,14 @@ def test_worker_killed(runs, straight):
     process = runs.start("worker-killed", **DP2)
     try:
         runs.wait_for(lambda: len(runs.metrics("worker-killed")) >= 6, process)
-        os.kill(runs.workers("worker-killed")[-1], signal.SIGKILL)
+        sessions = runs.workers("worker-killed")
+        os.kill(sessions[-1], signal.SIGKILL)
         output = process.communicate(timeout=60)[0]
     finally:
         process.kill()
     assert process.returncode == 1
     assert "SIGKILL" in output
+    assert runs.all_ended(sessions)
     runs.run("worker-killed", **DP2)
     assert losses(runs.curve("worker-killed")) == pytest.approx(losses(straight), rel=1e-5)
     assert not [name for name in runs.checkpoints("worker-killed") if name.startswith(".")]

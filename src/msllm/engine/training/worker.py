@@ -103,5 +103,9 @@ def _out_of_memory(job: Job, error: Exception) -> RunError:
     )
 
 
+if __name__ == "__mp_main__":
+    # A helper that Megatron-core started to write a checkpoint: without its worker it has no use.
+    launch.end_with_parent()
+
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))
