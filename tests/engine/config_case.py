@@ -67,7 +67,7 @@ def describe(backend: MegatronBackend) -> dict[str, Any]:
         "layers": [list(model.global_layers) for model in models],
         "embedding": {
             "std": float(embedding.std()),
-            "digest": hashlib.sha256(embedding.numpy().tobytes()).hexdigest(),
+            "digest": digest(embedding),
             "dtype": str(next(models[0].parameters()).dtype),
         },
         "sequence": models[0].max_sequence_length,
@@ -78,6 +78,10 @@ def describe(backend: MegatronBackend) -> dict[str, Any]:
         "lazy": [backend.config.no_sync_func is not None, backend.config.param_sync_func is None],
         "schedule": schedule(backend),
     }
+
+
+def digest(values: torch.Tensor) -> str:
+    return hashlib.sha256(values.numpy().tobytes()).hexdigest()
 
 
 def kinds_of(models: list[Any], name: str) -> list[str]:
@@ -144,6 +148,7 @@ class Watch:
         self.queued = False
         self.deterministic = False
         self.seed = 0
+        self.randomness = ""
 
     def __call__(self, module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
         if type(module).__name__ != "LanguageModel":
@@ -155,6 +160,7 @@ class Watch:
         self.threads |= {t.name.rpartition("_")[0] for t in threading.enumerate()}
         self.deterministic |= torch.are_deterministic_algorithms_enabled()
         self.seed = torch.initial_seed()
+        self.randomness = digest(torch.get_rng_state())
         if self.queued:
             return
         savers = (o for o in gc.get_objects() if type(o).__name__ == "Saver")
@@ -206,6 +212,7 @@ def report(folder: RunFolder, watch: Watch, output: str) -> dict[str, Any]:
         "queued": watch.queued,
         "deterministic": watch.deterministic,
         "seed": watch.seed,
+        "randomness": watch.randomness,
     }
 
 

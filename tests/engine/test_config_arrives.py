@@ -158,6 +158,7 @@ def reports(places: Places) -> dict[str, Any]:
     cases["resume"]["settings"]["checkpoint"]["resume"] = (
         straight["out"] + "/checkpoints/step-00000002"
     )
+    cases["resume"]["settings"]["seed"] = 99
     path, out = places.root / "cases.json", places.root / "found.json"
     path.write_text(json.dumps(cases))
     packages = os.pathsep.join([str(MUON), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -186,6 +187,13 @@ def test_arrives(arrival: Arrival, places: Places, request: pytest.FixtureReques
         alone = arrival.look(RunConfig.model_validate(places.settings(arrival.given)))
     assert found == arrival.expected
     assert found != alone, "found whatever is set"
+
+
+def test_random_state_comes_from_the_checkpoint(reports: dict[str, Any]) -> None:
+    """Of a run resumed with another seed; nothing draws from it as long as there is no dropout."""
+    assert reports["resume"]["randomness"] == reports["resume, alone"]["randomness"]
+    assert reports["run"]["seed"] == 99
+    assert reports["run"]["randomness"] != reports["resume"]["randomness"]
 
 
 def at(report: Any, path: str) -> Any:
