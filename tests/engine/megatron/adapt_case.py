@@ -128,12 +128,24 @@ def permute() -> None:
     assert token_dispatcher.unpermute is REFERENCE.unpermute
 
 
+def collectives_alone() -> None:
+    """Timed by torch's own profiler: gloo records each collective that it runs."""
+    from torch.profiler import ProfilerActivity, profile
+
+    backend = build()
+    with profile(activities=[ProfilerActivity.CPU]) as record:
+        backend.train_step(batch(), 1)
+    names = {event.key for event in record.key_averages()}
+    copies = {name for name in names if "allgather" in name or "reduce_scatter" in name}
+    assert not copies, f"whole buffers went to themselves: {sorted(copies)}"
+
+
 CASES: dict[str, Callable[[], None]] = {
     function.__name__: function
     for function in (
         eager_functions, cuda_runtime, cuda_factories, cuda_methods, tensor_type_names,
         rng_tracker, recompute_without_fp8, adam_step, router_gemm, split_sizes, grouped_matmul,
-        rotary, permute,
+        rotary, permute, collectives_alone,
     )
 }  # fmt: skip
 

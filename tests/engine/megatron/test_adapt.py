@@ -32,6 +32,7 @@ WITHOUT = {
     "grouped_matmul": "Grouped GEMM is not available",
     "rotary": "must match the size of tensor",
     "permute": "not our operator",
+    "collectives_alone": "whole buffers went to themselves",
 }
 """What each case says without its adaptation: it must fail for that reason and no other."""
 

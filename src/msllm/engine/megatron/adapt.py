@@ -304,6 +304,22 @@ def _permute(device: Device) -> None:
     dispatcher.permute, dispatcher.unpermute = ops.permute, ops.unpermute
 
 
+def _collectives_alone(device: Device) -> None:
+    """Gloo copies a whole buffer to itself where a group has one rank; there is nothing to do."""
+    buffers = _module("megatron.core.distributed.param_and_grad_buffer")
+
+    def unless_alone(collective: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(collective)
+        def wrapper(output: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            same = output.data_ptr() == source.data_ptr() and output.numel() == source.numel()
+            return None if same else collective(output, source, *args, **kwargs)
+
+        return wrapper
+
+    for name in ("dist_reduce_scatter_func", "dist_all_gather_func"):
+        setattr(buffers, name, unless_alone(getattr(buffers, name)))
+
+
 ALL = ("npu", "cuda", "cpu")
 
 ADAPTATIONS: tuple[Adaptation, ...] = (
@@ -344,5 +360,11 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
         "grouped_matmul", "GroupedMLP needs the CUDA-only grouped_gemm", ALL, _grouped_matmul
     ),
     Adaptation("rotary", "rotary embedding is chosen by Transformer Engine's flags", ALL, _rotary),
+    Adaptation(
+        "collectives_alone",
+        "a rank alone in its group copies its parameters and gradients to themselves",
+        ("cpu",),
+        _collectives_alone,
+    ),
     Adaptation("permute", "token permutation is not replaceable by a spec", ALL, _permute),
 )
