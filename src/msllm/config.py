@@ -12,10 +12,19 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+)
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
+LARGEST = 10**12
+"""Of whole numbers; larger ones are slips of the finger, and overflow somewhere below."""
+Positive = Annotated[int, Field(gt=0, le=LARGEST)]
+NonNegative = Annotated[int, Field(ge=0, le=LARGEST)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0)]
 
 _FLOAT = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+")
@@ -40,6 +49,15 @@ class Section(BaseModel):
     model_config = ConfigDict(
         extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False
     )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false where pydantic would take them for 1 and 0."""
+        field = cls.model_fields[str(info.field_name)]
+        if isinstance(value, bool) and "bool" not in str(field.annotation):
+            raise ValueError("must be a number or text, not true or false")
+        return value
 
 
 class LayoutConfig(Section):
@@ -107,7 +125,7 @@ class DataConfig(Section):
     cache_dir: Path | None = Field(
         None, description="where tokenized raw data is kept (default: ~/.cache/msllm/data)"
     )
-    workers: Positive = Field(1, description="processes that tokenize raw data")
+    workers: Positive = Field(1, le=256, description="processes that tokenize raw data")
     shuffle: bool = Field(True, description="shuffle documents and samples, anew each epoch")
     loader_workers: NonNegative = Field(0, description="background threads that prepare batches")
     eod_mask_loss: bool = Field(False, description="do not train on the end-of-document token")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import os
 import re
@@ -338,6 +340,27 @@ def test_the_same_run_goes_on_with_more_steps_and_another_layout(tmp_path, monke
     assert read_run(tmp_path / "x" / "run.yaml").train.steps == 300
 
 
+def test_what_is_not_given_again_stays_as_it_was(capsys, tmp_path, monkeypatch):
+    """Also what was derived from the former number of steps: the warm-up."""
+    monkeypatch.setattr(launch, "launch", lambda *_, **__: None)
+    first = [*BASE, "--out", "x", "--lr", "2e-5", "--seq-length", "64", "--global-batch", "6"]
+    assert app.run([*first, "--steps", "3"]) == 0
+    before = read_run(tmp_path / "x" / "run.yaml")
+    assert app.run(["pretrain", "--model", "tiny-qwen3", "--out", "x", "--steps", "900"]) == 0
+    after = read_run(tmp_path / "x" / "run.yaml")
+    assert after.data == before.data
+    assert after.train == before.train.model_copy(update={"steps": 900})
+    assert app.run([*BASE, "--out", "x", "--lr", "3e-5"]) == 2
+    assert "train.lr was 2e-05 and now is 3e-05" in capsys.readouterr().err
+
+
+def test_the_kind_of_optimizer_state_is_part_of_a_run(capsys, tmp_path):
+    TestFolder().earlier(tmp_path / "x")
+    setting = "layout.distributed_optimizer"
+    error = refused(capsys, "--out", "x", "--set", f"{setting}=false")
+    assert f"{setting} was True and now is False" in error
+
+
 # --- dry runs ---------------------------------------------------------------------------------
 
 
@@ -368,6 +391,46 @@ def test_a_dry_run_of_what_cannot_work_shows_both(capsys):
     captured = capsys.readouterr()
     assert "3 processes: tp 3" in captured.out
     assert "does not divide the 8 attention heads" in captured.err
+
+
+@pytest.mark.usefixtures("no_workers")
+@pytest.mark.skipif(importlib.util.find_spec("torch_npu") is not None, reason="torch_npu is here")
+def test_a_plan_for_npus_is_made_where_there_are_none(capsys):
+    arguments = ["pretrain", "--model", "qwen3-8b", "--device", "npu", "--npus", "8"]
+    assert app.run([*arguments, "--data", "mock", "--dry-run"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"dtype +bf16 ", out)
+    assert "memory of a device (npu)" in out
+    assert out.splitlines()[-2] == "this machine can't run it"
+    assert "torch_npu is not installed" in out.splitlines()[-1]
+    assert app.run([*arguments, "--data", "mock"]) == 2
+
+
+@pytest.mark.usefixtures("no_workers")
+@pytest.mark.parametrize("own", [[], ["--node-rank", "1"], ["--node-rank=1"]])
+def test_a_plan_names_the_command_of_each_machine(capsys, monkeypatch, own):
+    arguments = [*BASE, "--nodes", "2", "--out", "x", *own, "--dry-run"]
+    monkeypatch.setattr(sys, "argv", ["msllm", *arguments])
+    assert app.run(arguments) == 0
+    out = capsys.readouterr().out
+    for rank in (0, 1):
+        (line,) = [row for row in out.splitlines() if f"machine {rank}: msllm pretrain" in row]
+        assert line.count("--node-rank") == 1
+        assert f"--node-rank {rank} --rdzv-endpoint HOST:PORT" in line
+
+
+def test_a_refusal_waits_for_no_torch():
+    code = (
+        "import sys\n"
+        "from msllm.cli import app\n"
+        f"status = app.run({[*BASE[:3], '--data', 'mock', '--npus', '3', '--tp', '3']})\n"
+        "print(status, 'torch' in sys.modules)"
+    )
+    version = importlib.metadata.version("torch")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert "does not divide the 8 attention heads" in done.stderr
+    if version.endswith("+cpu"):  # else torch alone knows whether there is a GPU
+        assert done.stdout == "2 False\n"
 
 
 def test_help_shows_every_flag_with_its_meaning():

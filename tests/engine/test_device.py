@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from msllm.engine import device as devices
 from msllm.engine.device import Device, device_count, probe, published_peak_flops, select_device
 from msllm.errors import InputError
 
@@ -77,6 +78,12 @@ def write_broken_torch_npu(folder):
 
 
 @pytest.fixture
+def cuda_build(monkeypatch):
+    monkeypatch.setattr(devices, "_torch_version", lambda: "2.13.0+cu130")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+
+@pytest.fixture
 def no_accelerator(monkeypatch):
     monkeypatch.setattr(torch.version, "cuda", None)
     monkeypatch.setattr(torch.version, "hip", None, raising=False)
@@ -89,9 +96,9 @@ def test_auto_takes_the_npu_first(npu):
     assert select_device("auto", 1) == Device("npu", 1)
 
 
+@pytest.mark.usefixtures("cuda_build")
 def test_auto_takes_the_gpu_before_the_cpu(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_npu", None)
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     assert select_device() == Device("cuda", 0)
 
@@ -164,12 +171,14 @@ def test_index_beyond_the_visible_devices(npu):
         assert problem.where == f"--device {kind}"
 
 
-def test_cuda_without_cuda(no_accelerator):
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.13.0"])
+def test_cuda_without_cuda(no_accelerator, monkeypatch, version):
+    monkeypatch.setattr(devices, "_torch_version", lambda: version)
     assert "built without CUDA" in refusal("cuda").problem
 
 
+@pytest.mark.usefixtures("cuda_build")
 def test_cuda_without_a_visible_device(monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
     assert "no CUDA device is visible" in refusal("cuda").problem
 
@@ -262,14 +271,14 @@ def test_rng_state_goes_back():
 
 
 def test_dtypes(monkeypatch):
-    assert CPU.supports(torch.bfloat16)
-    assert CPU.supports(torch.float32)
-    assert not CPU.supports(torch.float8_e4m3fn)
-    assert Device("npu").supports(torch.bfloat16)
-    assert not Device("npu").supports(torch.float64)
+    assert CPU.supports("bf16")
+    assert CPU.supports("fp32")
+    assert not CPU.supports("fp8")
+    assert Device("npu").supports("bf16")
+    assert not Device("npu").supports("fp64")
     for major, answer in ((7, False), (9, True)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, major=major: (major, 0))
-        assert Device("cuda").supports(torch.bfloat16) is answer
+        assert Device("cuda").supports("bf16") is answer
 
 
 def test_is_data():

@@ -255,7 +255,7 @@ class SignalWhenUp:
             os.kill(os.getpid(), number)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_lets_the_workers_save(worker, tmp_path, number):
     module = worker(SAVER + "time.sleep(0.5)\nmark('saved')\n")
     watcher = SignalWhenUp(tmp_path, ("up", number))

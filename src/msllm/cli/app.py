@@ -6,6 +6,7 @@ answers at once; one table below says which module holds which command.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import sys
@@ -204,6 +205,11 @@ def run(arguments: list[str]) -> int:
         # The reader, `head` say, has seen enough: end quietly. The flush at exit must not fail too.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG:
+            return render.show_defect(error, debug)
+        render.show_error(InputError("a path is too long", str(error.filename)[:60] + "..."), debug)
+        return EXIT_USAGE
     except Exception as error:
         return render.show_defect(error, debug)
     return status if isinstance(status, int) else EXIT_OK

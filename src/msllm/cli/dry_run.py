@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msllm.cli.render import size
@@ -14,11 +14,12 @@ from msllm.config import RunConfig
 from msllm.engine import preflight
 from msllm.engine.layout import Layout
 from msllm.engine.planning import memory
+from msllm.errors import Problem
 from msllm.models.architecture import Architecture
 
 
-def report(resolved: Resolved, architecture: Architecture) -> str:
-    """Everything that is known of a run before it runs."""
+def report(resolved: Resolved, architecture: Architecture, missing: Sequence[Problem] = ()) -> str:
+    """Everything that is known of a run before it runs; `missing` is what this machine lacks."""
     config = resolved.config
     kind = preflight.device_kind(config.device)
     layout = Layout.from_world(config.layout, config.launch.world_size)
@@ -28,6 +29,8 @@ def report(resolved: Resolved, architecture: Architecture) -> str:
         (f"memory of a device ({kind}), estimated", _memory(config, architecture, layout, kind)),
         ("commands", _commands(config)),
     ]
+    if missing:
+        parts.append(("this machine can't run it", (str(problem) for problem in missing)))
     return "\n\n".join(
         f"{title}\n" + "\n".join(f"  {row}" for row in rows) for title, rows in parts
     )
@@ -95,9 +98,10 @@ def _commands(config: RunConfig) -> Iterator[str]:
     """Name the command of each machine."""
     words = ["msllm", *(word for word in sys.argv[1:] if word != "--dry-run")]
     nodes = config.launch.nodes
-    if nodes == 1 or "--node-rank" in words:
+    if nodes == 1:
         yield shlex.join(words)
         return
+    words = _without(words, "--node-rank")
     for rank in range(min(nodes, 4)):
         extra = ["--node-rank", str(rank)]
         if config.launch.rdzv_endpoint is None:
@@ -105,3 +109,15 @@ def _commands(config: RunConfig) -> Iterator[str]:
         yield f"machine {rank}: {shlex.join([*words, *extra])}"
     if nodes > 4:
         yield f"... to machine {nodes - 1}; under Slurm or Kubernetes the ranks are read from there"
+
+
+def _without(words: list[str], option: str) -> list[str]:
+    """Take an option and its value out of a command line."""
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if word == option:
+            next(rest, None)
+        elif not word.startswith(f"{option}="):
+            kept.append(word)
+    return kept

@@ -60,7 +60,7 @@ def preprocess(
     ],
     task: Annotated[Task, typer.Option(help="what the data is for")] = Task.PRETRAIN,
     workers: Annotated[
-        int | None, typer.Option(min=1, help="processes [one for each usable core]")
+        int | None, typer.Option(min=1, max=256, help="processes [one for each usable core]")
     ] = None,
     text_key: Annotated[
         str, typer.Option(help="field or column of the text; a,b joins several by a newline")

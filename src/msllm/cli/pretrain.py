@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +15,7 @@ from msllm.errors import InputError
 
 if TYPE_CHECKING:
     from msllm.config import RunConfig
+    from msllm.engine.training.run_folder import RunFolder
     from msllm.models.resolve import Model
 
 EPILOG = """Examples:
@@ -63,10 +66,10 @@ def pretrain(
     resolved = settings.resolve(
         settings_of(flags), assignments or [], config, recipe.fill(preflight.device_kind)
     )
-    problems = [*resolved.problems, *preflight.check(resolved.config)]
     if dry_run:
-        _show(resolved, problems)
+        _show(resolved)
         return
+    problems = [*resolved.problems, *preflight.check(resolved.config)]
     if problems:
         raise InputError(problems)
     model = resolve_model(resolved.config.model)
@@ -96,30 +99,48 @@ def train(config: RunConfig) -> None:
     folder = RunFolder(out)
     _check_sources(config, folder)
     folder.create()
-    write_run(config, folder.config)
-    print(f"run folder: {folder.path}", file=sys.stderr)
     environment = Device(preflight.device_kind(config.device)).environment()
-    launch(
-        WORKER,
-        [str(folder.path)],
-        config.launch,
-        folder.logs,
-        Console(folder.path, config),
-        {name: value for name, (value, _) in environment.items()},
-    )
+    with _only_run(config, folder):
+        write_run(config, folder.config)
+        print(f"run folder: {folder.path}", file=sys.stderr)
+        launch(
+            WORKER,
+            [str(folder.path)],
+            config.launch,
+            folder.logs,
+            Console(folder.path, config),
+            {name: value for name, (value, _) in environment.items()},
+        )
     print(f"done: {folder.path}", file=sys.stderr)
 
 
-def _show(resolved: Any, problems: list[Any]) -> None:
-    """Print what would happen; what is wrong comes last, as the error that it is."""
+def _only_run(config: RunConfig, folder: RunFolder) -> AbstractContextManager[None]:
+    """Keep a second run out of the folder; of a job's machines the first one does so."""
+    from msllm.engine.placement import placement
+
+    first = placement(os.environ, config.launch).node_rank == 0
+    return folder.live() if first else nullcontext()
+
+
+def _show(resolved: Any) -> None:
+    """Print what would happen; what is wrong comes last, as the error that it is.
+
+    A plan may be for another machine: what this one lacks is said, but is no error.
+    """
     from msllm.cli.dry_run import report
+    from msllm.engine import preflight
     from msllm.models.resolve import resolve_model
 
+    config = resolved.config
+    problems = [*resolved.problems, *preflight.check_run(config)]
     try:
-        architecture = resolve_model(resolved.config.model).architecture
+        architecture = resolve_model(config.model).architecture
     except InputError:
         raise InputError(problems) from None
-    print(report(resolved, architecture))
+    missing = preflight.check_device(config)
+    if not problems and not missing:
+        problems = preflight.check_room(config)
+    print(report(resolved, architecture, missing))
     if problems:
         raise InputError(problems)
 

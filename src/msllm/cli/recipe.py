@@ -1,4 +1,4 @@
-"""What a run's settings are where nobody gave them: the catalog's recipe, and derived sizes.
+"""What a run's settings are where nobody gave them: an earlier part, the recipe, derived sizes.
 
 A recipe's parallel sizes and batches belong to its cluster: they are taken for a job of that many
 devices, and for any other number legal sizes are derived.
@@ -29,13 +29,15 @@ def fill(kind: Callable[[str], str]) -> Callable[[RunConfig, Settings], Settings
         kind: Gives the kind of device that `--device` means here.
     """
 
-    def work(config: RunConfig, given: Settings) -> Settings:
+    def work(config: RunConfig, asked: Settings) -> Settings:
         device = kind(config.device)
+        earlier = _from_run(config, asked)
+        config, given = _with(config, earlier), asked | earlier
         filled = _from_scheduler(given)
         try:
             model = resolve_model(config.model)
         except InputError:
-            return filled  # preflight says so, with all else that is wrong
+            return filled | earlier  # preflight says so, with all else that is wrong
         recipe = choose_recipe(model.card, config, given) if model.card else None
         if recipe is not None:
             filled |= _from_recipe(recipe, config, given | filled)
@@ -44,7 +46,7 @@ def fill(kind: Callable[[str], str]) -> Callable[[RunConfig, Settings], Settings
         unsplit = not any(f"layout.{name}" in filled for name in (*SIZES, "pp_layout"))
         if unsplit and model.architecture is not None:
             filled |= _derive(config, model.architecture, given, filled, device)
-        return filled
+        return filled | earlier
 
     return work
 
@@ -65,6 +67,14 @@ def choose_recipe(card: ModelCard, config: RunConfig, given: Settings) -> Recipe
 
 def _length(recipe: Recipe) -> int:
     return recipe.script_seq_length or recipe.seq_length
+
+
+def _from_run(config: RunConfig, asked: Settings) -> Settings:
+    """Take what the run in `--out`, which goes on, was started with."""
+    from msllm.engine.run_identity import kept
+
+    source = f"run.yaml of {config.out}"
+    return {p: Setting(v, source) for p, v in kept(config).items() if p not in asked}
 
 
 def _from_scheduler(given: Settings) -> Settings:

@@ -72,10 +72,14 @@ def resolve(
     """
     problems: list[Problem] = []
     given: Settings = {}
+    unread = False
     if file is not None:
         given |= _collect(lambda: read_file(file, problems), problems)
+        unread = bool(problems) and not given
     given |= read_assignments(assignments, problems)
     given |= flags
+    if unread and "model" not in given:  # the file may well name one
+        raise InputError(problems)
     config = _validate(given, problems)
     filled = {p: s for p, s in fill(config, given).items() if p not in given} if fill else {}
     return Resolved(
@@ -122,6 +126,8 @@ def read_file(file: Path, problems: list[Problem]) -> Settings:
         raise InputError(f"not valid YAML: {message}", where, "check the indentation") from error
     except yaml.YAMLError as error:
         raise InputError(f"not valid YAML: {error}", str(file)) from error
+    except RecursionError:
+        raise InputError("it is nested too deep", f"--config {file}") from None
     if node is None:
         raise InputError("the file is empty", f"--config {file}", "a run needs at least `model:`")
     if not isinstance(node, yaml.MappingNode):
@@ -155,8 +161,12 @@ def _walk(node: Any, prefix: str, file: Path, found: Settings, problems: list[Pr
                 Problem(f"{path} is given twice", where, f"also at {found[path].source}")
             )
         else:
-            value = loader.construct_object(value_node, deep=True)
-            found[path] = Setting(value, f"{file.name}:{key_node.start_mark.line + 1}")
+            source = f"{file.name}:{key_node.start_mark.line + 1}"
+            try:
+                found[path] = Setting(loader.construct_object(value_node, deep=True), source)
+            except (yaml.YAMLError, ValueError, RecursionError) as error:
+                what = getattr(error, "problem", None) or str(error)
+                problems.append(Problem(f"{path} has no plain value: {what}", where))
     loader.dispose()
 
 
@@ -166,7 +176,7 @@ def _parse(text: str) -> Any:
 
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: of a date such as 2024-13-45
         return text
 
 
@@ -256,7 +266,8 @@ def _expected(detail: dict[str, Any]) -> str:
 
 
 def _limit(context: Mapping[str, Any], key: str) -> str:
-    return f"{context.get(key, 0):g}"
+    limit = context.get(key, 0)
+    return f"{limit:,}" if isinstance(limit, int) else f"{limit:g}"
 
 
 def _sources(settings: Settings) -> dict[str, str]:

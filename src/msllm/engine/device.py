@@ -1,13 +1,15 @@
 """The device a process computes on: Ascend NPU, CUDA GPU or plain CPU, chosen once a process.
 
 Everything that differs between them is asked of a `Device`: torch device, process-group backend,
-seeding, memory, peak speed. Which operators run on it is the matter of `msllm.engine.ops`; what
+seeding, memory, peak speed. It imports torch only when it needs it (seconds), so that settings can
+be refused without. Which operators run on it is the matter of `msllm.engine.ops`; what
 Megatron-core hard-codes for CUDA is that of `msllm.engine.megatron.adapt`.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import logging
 import platform
@@ -16,13 +18,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, cast, get_args
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from msllm.engine import host_memory
 from msllm.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    import torch
 
 Kind = Literal["npu", "cuda", "cpu"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -32,10 +34,10 @@ _logger = logging.getLogger(__name__)
 
 _PROCESS_GROUP_BACKENDS: dict[Kind, str] = {"npu": "hccl", "cuda": "nccl", "cpu": "gloo"}
 
-_DTYPES: dict[Kind, tuple[torch.dtype, ...]] = {
-    "npu": (torch.float32, torch.bfloat16, torch.float16),
-    "cuda": (torch.float64, torch.float32, torch.bfloat16, torch.float16),
-    "cpu": (torch.float64, torch.float32, torch.bfloat16, torch.float16),
+_DTYPES: dict[Kind, tuple[str, ...]] = {
+    "npu": ("fp32", "bf16", "fp16"),
+    "cuda": ("fp64", "fp32", "bf16", "fp16"),
+    "cpu": ("fp64", "fp32", "bf16", "fp16"),
 }
 
 # Dense peak FLOP/s as (part of the device's name, bf16/fp16, fp32); the first match counts.
@@ -95,6 +97,8 @@ class Device:
     @property
     def torch_device(self) -> torch.device:
         """The device for tensors: `npu:3`, `cuda:0`, or `cpu` without a number."""
+        import torch
+
         if self.kind == "cpu":
             return torch.device("cpu")
         _runtime(self.kind)  # torch knows the name "npu" only once torch_npu is loaded
@@ -124,6 +128,9 @@ class Device:
 
     def seed(self, seed: int) -> None:
         """Seed Python, numpy, torch's CPU generator and this device's generator."""
+        import numpy as np
+        import torch
+
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
@@ -132,20 +139,26 @@ class Device:
 
     def rng_state(self) -> torch.Tensor:
         """State of this device's generator, uint8 on the CPU, for a checkpoint."""
+        import torch
+
         if self.kind == "cpu":
             return torch.get_rng_state()
         return cast(torch.Tensor, _runtime(self.kind).get_rng_state(self.index))
 
     def set_rng_state(self, state: torch.Tensor) -> None:
         """Put back what `rng_state` gave."""
+        import torch
+
         if self.kind == "cpu":
             torch.set_rng_state(state)
         else:
             _runtime(self.kind).set_rng_state(state, self.index)
 
-    def supports(self, dtype: torch.dtype) -> bool:
-        """Whether training in `dtype` runs on this device."""
-        if self.kind == "cuda" and dtype == torch.bfloat16:
+    def supports(self, dtype: str) -> bool:
+        """Whether training in `dtype` (fp64, fp32, bf16 or fp16) runs on this device."""
+        if self.kind == "cuda" and dtype == "bf16":
+            import torch
+
             return bool(torch.cuda.get_device_capability(self.index)[0] >= 8)
         return dtype in _DTYPES[self.kind]
 
@@ -191,6 +204,8 @@ class Device:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether `error` says that memory ran out, the device's or the machine's."""
+        import torch
+
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return True
         text = str(error).lower()
@@ -208,6 +223,8 @@ class Device:
 
 def published_peak_flops(name: str, dtype: torch.dtype) -> float | None:
     """Peak FLOP/s that the maker states for a device of this name, here or elsewhere, if known."""
+    import torch
+
     for part, half, single in _PEAK_FLOPS:
         if part in name:
             return half if dtype in (torch.bfloat16, torch.float16) else single
@@ -279,7 +296,7 @@ def _probe_npu() -> Problem | None:
         return Problem(
             "torch_npu is not installed",
             where,
-            f"install the torch_npu that goes with torch {torch.__version__.split('+')[0]}, or "
+            f"install the torch_npu that goes with torch {_torch_version().split('+')[0]}, or "
             "use --device cpu",
         )
     try:
@@ -312,12 +329,17 @@ def _loading_hint(error: Exception) -> str:
 
 def _probe_cuda() -> Problem | None:
     where = "--device cuda"
+    without = Problem(
+        f"this torch ({_torch_version()}) is built without CUDA",
+        where,
+        "install a CUDA build of torch, or use --device cpu",
+    )
+    if _torch_version().endswith("+cpu"):
+        return without  # known from its name, without importing it
+    import torch
+
     if torch.version.cuda is None and torch.version.hip is None:
-        return Problem(
-            f"this torch ({torch.__version__}) is built without CUDA",
-            where,
-            "install a CUDA build of torch, or use --device cpu",
-        )
+        return without
     if torch.cuda.device_count() == 0:
         return Problem(
             "no CUDA device is visible",
@@ -327,11 +349,15 @@ def _probe_cuda() -> Problem | None:
     return None
 
 
+def _torch_version() -> str:
+    return importlib.metadata.version("torch")
+
+
 def _runtime(kind: Kind) -> ModuleType | Any:
     """torch.npu or torch.cuda: two modules with the same functions."""
     if kind == "npu":  # also in a process that got its Device from another one
         importlib.import_module("torch_npu")
-    return getattr(torch, kind)
+    return getattr(importlib.import_module("torch"), kind)
 
 
 def _installed(module: str) -> bool:
@@ -358,6 +384,8 @@ def _cpu_name() -> str:
 
 def _measured_flops(device: Device, dtype: torch.dtype, seconds: float = 0.15) -> float:
     """FLOP/s of the fastest of the square products that fit into `seconds`."""
+    import torch
+
     size = 768 if device.kind == "cpu" else 4096
     a = torch.ones(size, size, dtype=dtype, device=device.torch_device)
     out = torch.mm(a, a)

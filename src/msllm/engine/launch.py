@@ -175,13 +175,15 @@ def _ask_to_stop(agent: Agent, watcher: Watcher | None) -> None:
 
 @contextlib.contextmanager
 def _on_signals(act: Callable[[], None]) -> Iterator[None]:
-    """Act on SIGINT and SIGTERM; only the main thread can hear them."""
+    """Act on SIGINT, SIGTERM and SIGHUP (not under nohup); only the main thread can hear them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.getsignal(number) for number in numbers}
-    for number in numbers:
+    if before[signal.SIGHUP] is signal.SIG_IGN:  # nohup's doing
+        del before[signal.SIGHUP]
+    for number in before:
         signal.signal(number, lambda *_: act())
     try:
         yield

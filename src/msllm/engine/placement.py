@@ -175,7 +175,7 @@ def _missing(nodes: int, rank: int | None, endpoint: str | None) -> list[Problem
                 "give --rdzv-endpoint HOST:PORT of machine 0, the same on each",
             )
         )
-    elif not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+)(:\d{1,5})?", endpoint):
+    elif not _is_endpoint(endpoint):
         problems.append(
             Problem(
                 f"{endpoint!r} is not HOST:PORT",
@@ -184,6 +184,11 @@ def _missing(nodes: int, rank: int | None, endpoint: str | None) -> list[Problem
             )
         )
     return problems
+
+
+def _is_endpoint(text: str) -> bool:
+    match = re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^:\s]+)(:(?P<port>\d{1,5}))?", text)
+    return match is not None and 0 < int(match["port"] or DEFAULT_PORT) < 2**16
 
 
 def _with_port(endpoint: str) -> str:

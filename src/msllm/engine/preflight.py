@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import cast
 
-import torch
-
 from msllm.config import RunConfig
 from msllm.engine import device as devices
 from msllm.engine import host_memory
@@ -32,15 +30,20 @@ from msllm.models.support import untrained_features
 
 
 def check(config: RunConfig, environ: Mapping[str, str] | None = None) -> list[Problem]:
-    """List everything that keeps a run from working; empty if it may start."""
+    """List everything that keeps a run from working here; empty if it may start."""
+    problems = [*check_run(config), *check_device(config), *check_placement(config, environ)]
+    return problems or check_room(config)
+
+
+def check_run(config: RunConfig) -> list[Problem]:
+    """List what would be wrong on any machine: sizes, schedule, data, folder."""
     problems: list[Problem] = []
+    kind = device_kind(config.device)
+    architecture: Architecture | None = None
     try:
         architecture = resolve_model(config.model).architecture
     except MsllmError as error:
-        architecture = None
         problems += [Problem(p.problem, p.where or "--model", p.hint) for p in error.problems]
-    kind, found = _device(config)
-    problems += found
     if architecture is not None:
         problems += check_model(config, architecture)
         problems += _sizes(config, architecture, kind)
@@ -50,10 +53,10 @@ def check(config: RunConfig, environ: Mapping[str, str] | None = None) -> list[P
     problems += _data(config, architecture)
     problems += check_folder(config)
     problems += _resume(config)
-    problems += _machines(config, os.environ if environ is None else environ)
     problems += _sinks(config)
-    if architecture is not None and not problems and not config.launch.force:
-        problems += check_memory(config, architecture, kind)
+    if config.launch.nodes > 1 and config.out is None:
+        hint = "give --out DIR on each"
+        problems.append(Problem("several machines need one folder for the run", "--nodes", hint))
     return problems
 
 
@@ -96,25 +99,34 @@ def check_model(config: RunConfig, architecture: Architecture) -> Iterator[Probl
         )
 
 
-def _device(config: RunConfig) -> tuple[devices.Kind, list[Problem]]:
+def check_device(config: RunConfig) -> list[Problem]:
+    """List what this machine's devices lack for the run."""
     kind = device_kind(config.device)
     problem = devices.probe(kind)
     if problem is not None:
-        return kind, [problem]
+        return [problem]
     device = devices.Device(kind)
-    if config.dtype == "bf16" and not device.supports(torch.bfloat16):
-        found = Problem(f"{device.name} can't compute in bf16", "--dtype bf16", "use --dtype fp32")
-        return kind, [found]
+    if config.dtype == "bf16" and not device.supports("bf16"):
+        return [Problem(f"{device.name} can't compute in bf16", "--dtype bf16", "use --dtype fp32")]
     count = devices.device_count(kind)
     if kind != "cpu" and config.launch.npus > count:
-        return kind, [
+        return [
             Problem(
                 f"{config.launch.npus} processes on this machine, but only {count} {kind} devices",
                 f"--npus {config.launch.npus}",
                 f"use --npus {count}, or more machines with --nodes",
             )
         ]
-    return kind, []
+    return []
+
+
+def check_placement(config: RunConfig, environ: Mapping[str, str] | None = None) -> list[Problem]:
+    """List what is not known of this machine's place among several."""
+    try:
+        placement(os.environ if environ is None else environ, config.launch)
+    except MsllmError as error:
+        return error.problems
+    return []
 
 
 def _sizes(config: RunConfig, architecture: Architecture, kind: str) -> Iterator[Problem]:
@@ -290,21 +302,19 @@ def _resume(config: RunConfig) -> Iterator[Problem]:
         yield from (Problem(p.problem, f"--resume {resume}", p.hint) for p in error.problems)
 
 
-def _machines(config: RunConfig, environ: Mapping[str, str]) -> Iterator[Problem]:
-    if config.launch.nodes > 1 and config.out is None:
-        yield Problem(
-            "several machines need one folder for the run", "--nodes", "give --out DIR on each"
-        )
-    try:
-        placement(environ, config.launch)
-    except MsllmError as error:
-        yield from error.problems
-
-
 def _sinks(config: RunConfig) -> list[Problem]:
     from msllm.engine.training.sinks import sink_problems
 
     return sink_problems(config.log)
+
+
+def check_room(config: RunConfig) -> list[Problem]:
+    """Refuse what needs more memory than is free, unless it is forced. For a run that is right."""
+    if config.launch.force:
+        return []
+    architecture = resolve_model(config.model).architecture
+    assert architecture is not None
+    return list(check_memory(config, architecture, device_kind(config.device)))
 
 
 def check_memory(config: RunConfig, architecture: Architecture, kind: str) -> Iterator[Problem]:
@@ -321,7 +331,7 @@ def check_memory(config: RunConfig, architecture: Architecture, kind: str) -> It
     if need <= free:
         return
     items = ", ".join(
-        f"{n} {_gib(size)}" for n, size in planned.items.items() if size >= need // 100
+        f"{n} {_gib(size)}" for n, size in planned.items.items() if size >= planned.total // 100
     )
     ways = "; ".join(memory.three_ways_down(config, architecture, layout, kind))
     yield Problem(

@@ -7,7 +7,6 @@ and a run may get more steps.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,19 @@ import yaml
 from pydantic import ValidationError
 
 from msllm.config import RunConfig, read_run
+from msllm.engine.output_path import check_parent
 from msllm.engine.training.run_folder import RunFolder
 from msllm.errors import InputError, Problem
 from msllm.models.resolve import resolve_model
 
-FREE_SECTIONS = {"launch", "log", "checkpoint", "layout"}
+FREE_SECTIONS = {"launch", "log", "checkpoint"}
 FREE = {
-    "out", "device", "deterministic", "data.cache_dir", "data.workers", "data.loader_workers",
-    "data.text_key", "train.steps", "train.micro_batch", "train.recompute",
-    "train.recompute_modules", "train.recompute_layers", "train.overlap_grad_reduce",
-    "train.overlap_param_gather", "train.eval_interval", "train.eval_batches",
-    "moe.dispatcher", "moe.grouped_gemm",
+    "layout.tp", "layout.pp", "layout.vpp", "layout.cp", "layout.ep", "layout.etp",
+    "layout.pp_layout", "layout.sequence_parallel", "out", "device", "deterministic",
+    "data.cache_dir", "data.workers", "data.loader_workers", "data.text_key", "train.steps",
+    "train.micro_batch", "train.recompute", "train.recompute_modules", "train.recompute_layers",
+    "train.overlap_grad_reduce", "train.overlap_param_gather", "train.eval_interval",
+    "train.eval_batches", "moe.dispatcher", "moe.grouped_gemm",
 }  # fmt: skip
 """Settings that a resumed run may change."""
 SHOWN = 4
@@ -39,7 +40,7 @@ def check_folder(config: RunConfig) -> list[Problem]:
         return []
     path, where = config.out.expanduser(), f"--out {config.out}"
     if not path.exists():
-        return _check_parent(path, where)
+        return check_parent(path, where)
     if not path.is_dir():
         return [Problem(f"{path} is a file", where, "name a folder")]
     if not any(path.iterdir()):
@@ -58,17 +59,28 @@ def check_folder(config: RunConfig) -> list[Problem]:
     except (OSError, ValidationError, yaml.YAMLError) as error:
         first = str(error).splitlines()[0]
         return [Problem(f"cannot read it: {first}", str(folder.config), "name another folder")]
+    if folder.is_live():
+        hint = "wait for its end, stop it, or name another folder"
+        return [Problem(f"a run is going on in {path}", where, hint)]
     return compare(earlier, config, where)
 
 
-def _check_parent(path: Path, where: str) -> list[Problem]:
-    """Whether the folder can be made where it is to be."""
-    parent = next(folder for folder in path.absolute().parents if folder.exists())
-    if not parent.is_dir():
-        return [Problem(f"{parent} is a file", where, "name another folder")]
-    if not os.access(parent, os.W_OK | os.X_OK):
-        return [Problem(f"you may not write to {parent}", where, "name another folder")]
-    return []
+def kept(config: RunConfig) -> dict[str, Any]:
+    """Give the settings that a run keeps when it goes on, and its steps; empty if none goes on.
+
+    What is wrong with the folder is left to `check_folder`.
+    """
+    if config.out is None or config.checkpoint.resume == "never":
+        return {}
+    file = RunFolder(config.out.expanduser()).config
+    try:
+        earlier = read_run(file) if file.exists() else None
+    except (OSError, ValidationError, yaml.YAMLError):
+        return {}
+    if earlier is None or _model(earlier.model) != _model(config.model):
+        return {}
+    settings = dict(_identity(earlier)) | {"train.steps": earlier.train.steps}
+    return {path: value for path, value in settings.items() if path != "model"}
 
 
 def compare(earlier: RunConfig, config: RunConfig, where: str, data: bool = False) -> list[Problem]:
@@ -120,9 +132,15 @@ def _normal(path: str, value: Any, config: RunConfig) -> Any:
         model = config.layout.tp * config.layout.pp * config.layout.cp
         return config.train.micro_batch * (config.launch.world_size // model)
     if path == "model":
-        with contextlib.suppress(InputError):
-            found = resolve_model(value)
-            return found.name if found.card else str(Path(value).expanduser().resolve())
+        return _model(value)
     if path == "data.tokenizer" and value is not None:
         return str(Path(value).expanduser().resolve())
     return value
+
+
+def _model(name: str) -> str:
+    """A model's one name, whichever of its names or which path was given."""
+    with contextlib.suppress(InputError):
+        found = resolve_model(name)
+        return found.name if found.card else str(Path(name).expanduser().resolve())
+    return name

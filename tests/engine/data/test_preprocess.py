@@ -141,7 +141,7 @@ def test_nothing_but_empty_and_broken_records_is_refused(tokenizer_folder, tmp_p
 
 def test_output_that_cannot_be_written(corpus, tokenizer_folder, tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(RunError, match="file: can't be written"):
+    with pytest.raises(InputError, match="file is a file"):
         preprocess([corpus], tokenizer_folder, tmp_path / "file" / "out", workers=1)
     with pytest.raises(RunError, match="can't be written: No space left"):
         preprocess([corpus], tokenizer_folder, tmp_path / "out", workers=1, progress=full_disk)

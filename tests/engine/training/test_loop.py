@@ -62,7 +62,7 @@ def test_resumed_at_another_layout(runs, straight, name, over):
     assert losses(curve) == pytest.approx(losses(straight), rel=1e-5)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_stop_signal_saves_and_the_run_goes_on(runs, straight, number):
     name = f"stopped-{int(number)}"
     status, output = runs.stop_at(name, 5, number)

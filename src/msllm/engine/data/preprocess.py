@@ -23,6 +23,7 @@ from msllm.engine.data.sources import SUFFIX
 from msllm.engine.data.summary import Summary, write_summary
 from msllm.engine.data.tokens import Tokenizer
 from msllm.engine.data.workers import map_in_order
+from msllm.engine.output_path import check_prefix
 from msllm.errors import InputError, Problem
 
 EXAMPLES = 5
@@ -114,6 +115,8 @@ def preprocess(
             is there already, a broken record with `on_error="fail"`, or because no text is left.
         RunError: a worker died, or the output can't be written.
     """
+    if problems := check_prefix(out, f"--out {out}"):
+        raise InputError(problems)
     prefix = out if out.name.endswith(SUFFIX) else out.with_name(out.name + SUFFIX)
     keys = split_keys(text_key)
     files, loaded, eod = _check_inputs(paths, tokenizer, prefix, append_eod, overwrite)

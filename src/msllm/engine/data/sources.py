@@ -23,6 +23,7 @@ from msllm.engine.data.summary import read_summary
 from msllm.engine.data.tokens import Tokenizer
 from msllm.errors import InputError, MsllmError, Problem
 
+SMALLEST_WEIGHT = 1e-9
 WEIGHT = re.compile(r"(?P<weight>\d+(\.\d*)?([eE][+-]?\d+)?|\.\d+):(?P<path>.+)")
 SUFFIX = "_text_document"
 SPLIT_AT_ONCE = 1 << 24
@@ -76,10 +77,15 @@ def parse_sources(items: list[str], where: str) -> tuple[list[Source], list[Prob
 
 def _parse(item: str, where: str) -> Source:
     match = WEIGHT.fullmatch(item)
-    weight = Fraction(match["weight"]) if match else None
     text = match["path"] if match else item
-    if weight == 0:
-        raise InputError(f"weight 0 in `{item}`", where, "leave the source out")
+    if match and not SMALLEST_WEIGHT <= float(match["weight"]) <= 1 / SMALLEST_WEIGHT:
+        raise InputError(
+            f"weight {match['weight']} in `{item}`",
+            where,
+            f"weights go from {SMALLEST_WEIGHT:g} to {1 / SMALLEST_WEIGHT:g}; "
+            "leave out what has none",
+        )
+    weight = Fraction(match["weight"]) if match else None
     if text == "mock":
         return Source(item, weight, "mock", Path())
     prefix = find_prefix(text)

@@ -11,12 +11,14 @@ from typing import Any, Literal
 
 from msllm.engine.data.indexed import sync_folder, writing
 from msllm.engine.data.records import find_files, read_blocks, split_keys
+from msllm.engine.output_path import check_parent
 from msllm.errors import InputError
 
 END = "<|endoftext|>"
 PAD = "<|pad|>"
 SPECIAL = (END, PAD)
 SMALLEST = 256 + len(SPECIAL)
+LARGEST = 10_000_000
 """All bytes and the special tokens: any text can be written with these."""
 
 
@@ -55,8 +57,14 @@ def train_tokenizer(
             f"--vocab-size {vocab_size}",
             f"use at least {SMALLEST}",
         )
+    if vocab_size > LARGEST:
+        raise InputError(
+            f"a vocabulary of {vocab_size:,}", f"--vocab-size {vocab_size}", f"at most {LARGEST:,}"
+        )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise InputError("output is there already", f"--out {out}", "give a new folder")
+    if problems := check_parent(out, f"--out {out}"):
+        raise InputError(problems)
     files, keys = find_files(paths), split_keys(text_key)
     tokenizer, trainer = _blank(vocab_size)
     characters = 0

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from msllm.engine.data.tokens import Tokenizer
 
 
-def open_run(path: Path) -> tuple[RunConfig, Checkpoint]:
-    """Settings and newest checkpoint of a run's folder.
+def open_run(path: Path, tokenizer: Path | None = None) -> tuple[RunConfig, Checkpoint]:
+    """Settings and newest checkpoint of a run's folder; with another tokenizer, if one is given.
 
     Raises:
         InputError: If it is no run, or has no complete checkpoint.
@@ -36,10 +36,15 @@ def open_run(path: Path) -> tuple[RunConfig, Checkpoint]:
             "give the folder that `msllm pretrain --out` named",
         )
     run = read_run(folder.config)
+    if tokenizer is not None:
+        data = run.data.model_copy(update={"tokenizer": tokenizer})
+        run = run.model_copy(update={"data": data})
     if run.data.tokenizer is None or not run.data.tokenizer.is_dir():
         raise InputError(
-            "the run does not know its tokenizer",
-            str(folder.config),
+            f"there is no tokenizer in {run.data.tokenizer}"
+            if run.data.tokenizer
+            else "the run does not know its tokenizer",
+            f"--tokenizer {tokenizer}" if tokenizer else str(folder.config),
             "give --tokenizer DIR",
         )
     return run, open_checkpoint(path, "--model")
@@ -55,8 +60,12 @@ def continue_text(path: Path, prompt: str, max_tokens: int, tokenizer: Path | No
     from msllm.engine.megatron.backend import MegatronBackend
     from msllm.models.resolve import resolve_model
 
-    run, checkpoint = open_run(path) if tokenizer is None else _open_with(path, tokenizer)
+    run, checkpoint = open_run(path, tokenizer)
     text = Tokenizer(run.data.tokenizer)  # type: ignore[arg-type]
+    try:
+        prompt.encode()
+    except UnicodeEncodeError:
+        raise InputError("the prompt is not UTF-8", "--prompt") from None
     tokens, allowed = split_prompt(text, prompt)
     if not tokens:
         raise InputError("the prompt has no tokens", "--prompt", "write at least one character")
@@ -92,12 +101,6 @@ def split_prompt(tokenizer: Tokenizer, prompt: str) -> tuple[list[int], list[int
     ids = range(tokenizer.vocab_size)
     allowed = [i for i in ids if tokenizer.decode([i]).startswith(" ")]
     return tokenizer.encode_batch([shorter if allowed else prompt])[0], allowed
-
-
-def _open_with(path: Path, tokenizer: Path) -> tuple[RunConfig, Checkpoint]:
-    run = read_run(RunFolder(path).config)
-    data = run.data.model_copy(update={"tokenizer": tokenizer})
-    return run.model_copy(update={"data": data}), open_checkpoint(path, "--model")
 
 
 @contextmanager

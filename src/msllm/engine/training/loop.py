@@ -31,12 +31,14 @@ from msllm.models.counts import flops_per_token
 
 
 class StopSignal:
-    """Remembers SIGTERM and Ctrl-C, so that the loop can stop between two steps."""
+    """Remembers SIGTERM, SIGHUP and Ctrl-C, so that the loop can stop between two steps."""
 
     def __init__(self) -> None:
         self.received = False
         signal.signal(signal.SIGTERM, self._receive)
         signal.signal(signal.SIGINT, self._receive)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup sets it
+            signal.signal(signal.SIGHUP, self._receive)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = True

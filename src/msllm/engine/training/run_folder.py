@@ -6,6 +6,9 @@ the business of those who write them.
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -74,6 +77,38 @@ class RunFolder:
                 "choose a folder that you may write to",
             ) from error
         return self
+
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Mark the folder as one of a run that goes on; the mark ends with the process.
+
+        Raises:
+            InputError: Another process has marked it.
+        """
+        with self._lock.open("w") as stream:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(
+                    f"a run is going on in {self.path}",
+                    f"--out {self.path}",
+                    "wait for its end, stop it, or name another folder",
+                ) from None
+            yield
+
+    def is_live(self) -> bool:
+        """Whether a run goes on in the folder. Leaves nothing behind."""
+        if not self._lock.exists():
+            return False
+        try:
+            with self.live():
+                return False
+        except InputError:
+            return True
+
+    @property
+    def _lock(self) -> Path:
+        return self.path / ".lock"
 
     def holds_run(self) -> bool:
         """Whether a run was already started in this folder."""

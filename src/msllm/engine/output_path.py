@@ -1,0 +1,26 @@
+"""Whether something can be written where it is to be: asked before the work, not after it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from msllm.errors import Problem
+
+
+def check_parent(path: Path, where: str) -> list[Problem]:
+    """List what keeps `path`, which does not exist yet, from being made; `where` is its flag."""
+    parent = next(folder for folder in path.expanduser().absolute().parents if folder.exists())
+    if not parent.is_dir():
+        return [Problem(f"{parent} is a file", where, "name another folder")]
+    if not os.access(parent, os.W_OK | os.X_OK):
+        return [Problem(f"you may not write to {parent}", where, "name another folder")]
+    return []
+
+
+def check_prefix(path: Path, where: str) -> list[Problem]:
+    """List what keeps files whose names begin with `path` from being made."""
+    if not path.name or path.name == ".." or path.expanduser().is_dir():
+        hint = f"give a prefix, such as {path / 'text'}"
+        return [Problem(f"{str(path)!r} is a folder, not the beginning of a name", where, hint)]
+    return check_parent(path, where)
