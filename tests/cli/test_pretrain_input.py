@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
+import math
 import os
 import re
 import signal
@@ -488,6 +489,37 @@ def test_a_run_from_raw_text_to_its_end_and_on(tmp_path, tokenizer):
         json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
     ]
     assert steps == [1, 2, 3]
+
+
+@pytest.mark.distributed
+def test_a_run_from_published_weights_goes_on_without_them(tmp_path, capsys):
+    """The published head is zero, so that the loss is that of 300 equal chances."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model = model_folder(tmp_path / "model", initializer_range=0.3)
+    published = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+    torch.nn.init.zeros_(published.lm_head.weight)
+    published.save_pretrained(model)
+    command = [
+        "pretrain", "--model", "model", "--data", "mock", "--device", "cpu", "--seq-length", "16",
+        "--global-batch", "4", "--init-from", "model", "--set", "train.decay_steps=10",
+    ]  # fmt: skip
+    first = msllm(*command, "--steps", "2", "--out", "x", "--npus", "2", "--tp", "2")
+    _, error = first.communicate(timeout=240)
+    assert first.returncode == 0, error
+    for file in model.glob("*.safetensors"):
+        file.unlink()
+    second = msllm(*command, "--steps", "3", "--out", "x")
+    _, error = second.communicate(timeout=240)
+    assert second.returncode == 0, error
+    lines = (tmp_path / "x" / "metrics.jsonl").read_text().splitlines()
+    losses = [json.loads(line)["loss"] for line in lines]
+    assert losses[0] == pytest.approx(math.log(300), rel=1e-6)
+    assert len(losses) == 3
+    assert app.run([*command, "--out", "y"]) == 2
+    assert "there are no weights in the folder" in capsys.readouterr().err
+    assert not (tmp_path / "y").exists()
 
 
 @pytest.mark.distributed

@@ -80,6 +80,7 @@ FLAGS = (
     Flag("--force", "launch.force", PARALLEL, switch=True),
     Flag("--save-interval", "checkpoint.save_interval", SAVE),
     Flag("--keep", "checkpoint.keep", SAVE),
+    Flag("--init-from", "checkpoint.init_from", SAVE),
     Flag("--resume", "checkpoint.resume", SAVE),
     Flag("--log-interval", "log.interval", SAVE),
     Flag("--tensorboard", "log.tensorboard", SAVE, switch=True),

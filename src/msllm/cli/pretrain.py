@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -14,9 +14,11 @@ from msllm.cli.flags import RUN, settings_of, with_flags
 from msllm.errors import InputError
 
 if TYPE_CHECKING:
-    from msllm.config import RunConfig
+    from msllm.config import RunConfig, Section
     from msllm.engine.training.run_folder import RunFolder
     from msllm.models.resolve import Model
+
+    AnySection = TypeVar("AnySection", bound=Section)
 
 EPILOG = """Examples:
 
@@ -149,13 +151,18 @@ def _settled(config: RunConfig, model: Model) -> RunConfig:
     """Fix what depends on the working folder or on chance, so that run.yaml repeats the run."""
     name = model.name if model.card else str(Path(model.name).expanduser().resolve())
     out = config.out or free_folder(Path("runs"), Path(model.name).name)
-    tokenizer = config.data.tokenizer
-    data = config.data.model_copy(
-        update={"tokenizer": tokenizer.expanduser().resolve() if tokenizer else None}
-    )
+    data = _with_whole_path(config.data, "tokenizer")
+    checkpoint = _with_whole_path(config.checkpoint, "init_from")
+    out = out.expanduser().resolve()
     return config.model_copy(
-        update={"model": name, "out": out.expanduser().resolve(), "data": data}
+        update={"model": name, "out": out, "data": data, "checkpoint": checkpoint}
     )
+
+
+def _with_whole_path(section: AnySection, name: str) -> AnySection:
+    """Write a path, if there is one, so that it is the same from any folder."""
+    path: Path | None = getattr(section, name)
+    return section.model_copy(update={name: path.expanduser().resolve() if path else None})
 
 
 def free_folder(parent: Path, name: str) -> Path:

@@ -48,6 +48,7 @@ def check_run(config: RunConfig) -> list[Problem]:
         problems += check_model(config, architecture)
         problems += _sizes(config, architecture, kind)
         problems += _recompute(config, architecture)
+        problems += _init_from(config, architecture)
     problems += _schedule(config)
     problems += _optimizer(config)
     problems += _data(config, architecture)
@@ -288,6 +289,20 @@ def _data(config: RunConfig, architecture: Architecture | None) -> list[Problem]
 
     unknown = sys.maxsize
     return check_sources(config.data, architecture.vocab_size if architecture else unknown)
+
+
+def _init_from(config: RunConfig, architecture: Architecture) -> list[Problem]:
+    """Hold published weights against the model, unless the run goes on from a checkpoint."""
+    if config.checkpoint.init_from is None or config.checkpoint.resume not in ("auto", "never"):
+        return []
+    from msllm.engine.training.checkpoint_folder import complete
+    from msllm.engine.training.run_folder import RunFolder
+    from msllm.engine.weights.initial import check
+
+    out = config.out
+    if out is not None and complete(RunFolder(out.expanduser()).checkpoints):
+        return []
+    return check(config.checkpoint.init_from, architecture)
 
 
 def _resume(config: RunConfig) -> Iterator[Problem]:

@@ -20,8 +20,9 @@ from msllm.engine.training.run_folder import RunFolder
 from msllm.errors import InputError, Problem
 from msllm.models.resolve import resolve_model
 
-FREE_SECTIONS = {"launch", "log", "checkpoint"}
+FREE_SECTIONS = {"launch", "log"}
 FREE = {
+    "checkpoint.save_interval", "checkpoint.keep", "checkpoint.async_save", "checkpoint.resume",
     "layout.tp", "layout.pp", "layout.vpp", "layout.cp", "layout.ep", "layout.etp",
     "layout.pp_layout", "layout.sequence_parallel", "out", "device", "deterministic",
     "data.cache_dir", "data.workers", "data.loader_workers", "data.text_key", "train.steps",
@@ -133,7 +134,7 @@ def _normal(path: str, value: Any, config: RunConfig) -> Any:
         return config.train.micro_batch * (config.launch.world_size // model)
     if path == "model":
         return _model(value)
-    if path == "data.tokenizer" and value is not None:
+    if path in ("data.tokenizer", "checkpoint.init_from") and value is not None:
         return str(Path(value).expanduser().resolve())
     return value
 

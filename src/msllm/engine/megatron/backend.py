@@ -53,11 +53,13 @@ class MegatronBackend:
 
         parallel.start(device, layout, run.seed, timedelta(minutes=30))
         self.run, self.device, self.layout = run, device, layout
+        self.architecture = architecture
         self.config = model_config.model_config(architecture, layout, run, device)
         chunks = model.build_chunks(self.config, layout, run.data.seq_length)
-        initialize.initialize(
-            chunks, run.seed, run.train.init_std or architecture.initializer_range
-        )
+        if run.checkpoint.init_from is None:  # else weights come by `load_published`
+            initialize.initialize(
+                chunks, run.seed, run.train.init_std or architecture.initializer_range
+            )
         self.chunks = optimizer.distribute(chunks, self.config, run)
         self.optimizer = optimizer.build_optimizer(self.chunks, run)
         optimizer.choose_kernels(self.optimizer, device)
@@ -140,6 +142,13 @@ class MegatronBackend:
         checkpoint.load(self, folder)
         self.schedule.num_steps = 0
         self.schedule.step(increment=step)
+
+    def load_published(self, folder: Path) -> None:
+        """Read Hugging Face weights, which `weights.initial.check` has found to fit."""
+        from msllm.engine.weights import initial
+
+        initial.fill([chunk.module for chunk in self.chunks], folder, self.architecture)
+        self.optimizer.reload_model_params()  # its float32 copies
 
     def load_weights(self, folder: Path) -> None:
         """Read only the weights of what `save` wrote, at any layout."""

@@ -122,6 +122,10 @@ def _resume(job: Job, backend: Any, events: EventLog) -> tuple[int, int]:
         for note in notes:
             events.write("warning", note)
     if checkpoint is None:
+        if job.run.checkpoint.init_from is not None:
+            if dist.get_rank() == 0:
+                events.write("phase", f"reading weights from {job.run.checkpoint.init_from}")
+            backend.load_published(job.run.checkpoint.init_from)
         return 0, 0
     saver.check_format(checkpoint, job.run)
     if dist.get_rank() == 0:

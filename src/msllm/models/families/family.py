@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msllm.models.weight_map import TensorNames
+
 Config = Mapping[str, Any]
 Fields = dict[str, Any]
 
@@ -34,6 +36,7 @@ class Family:
         trains: Features beyond the plain decoder (`msllm.models.support.features`) that its
             training tests, or parity tests of the operators behind them, cover; a model with any
             other is listed, not trained.
+        tensors: How its published tensors are called; None where msllm can't read them yet.
     """
 
     name: str
@@ -43,3 +46,4 @@ class Family:
     base: Callable[[Config], Fields] | None = None
     fields: Callable[[Config], Fields] = nothing
     trains: frozenset[str] = frozenset()
+    tensors: TensorNames | None = None

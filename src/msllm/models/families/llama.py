@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from msllm.models.families.family import Family
+from msllm.models.weight_map import TensorNames
 
 SCALED_ROPE = frozenset({"rope: linear", "rope: dynamic", "rope: llama3", "rope: yarn"})
 
 FAMILIES = (
-    Family(name="llama", model_types=("llama",), trains=SCALED_ROPE),
+    Family(name="llama", model_types=("llama",), trains=SCALED_ROPE, tensors=TensorNames()),
     Family(name="aquila", model_types=("aquila", "aquila2")),
 )

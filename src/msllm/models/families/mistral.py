@@ -5,6 +5,14 @@ from __future__ import annotations
 from msllm.models.families.decoder import experts, size
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import SCALED_ROPE
+from msllm.models.weight_map import TensorNames
+
+_MIXTRAL = TensorNames(
+    router="block_sparse_moe.gate",
+    expert_gate="block_sparse_moe.experts.{expert}.w1",
+    expert_up="block_sparse_moe.experts.{expert}.w3",
+    expert_down="block_sparse_moe.experts.{expert}.w2",
+)
 
 
 def _mixtral(config: Config) -> Fields:
@@ -16,6 +24,7 @@ FAMILIES = (
         name="mistral",
         model_types=("mistral",),
         trains=SCALED_ROPE | {"sliding window"},
+        tensors=TensorNames(),
     ),
     Family(
         name="mixtral",
@@ -23,5 +32,6 @@ FAMILIES = (
         defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.001},
         fields=_mixtral,
         trains=SCALED_ROPE | {"sliding window", "experts"},
+        tensors=_MIXTRAL,
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msllm.models.families.decoder import experts, flag, optional_size, size, window
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import SCALED_ROPE
+from msllm.models.weight_map import TensorNames
 
 UNUSED_WINDOW = {"use_sliding_window": False}
 
@@ -38,6 +39,7 @@ FAMILIES = (
         defaults=UNUSED_WINDOW,
         fields=_qwen2,
         trains=SCALED_ROPE | {"qkv bias", "sliding window"},
+        tensors=TensorNames(),
     ),
     Family(
         name="qwen2_moe",

@@ -6,6 +6,7 @@ from msllm.models.families.decoder import experts
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import SCALED_ROPE
 from msllm.models.families.qwen2 import UNUSED_WINDOW, upper_window
+from msllm.models.weight_map import TensorNames
 
 _TRAINS = SCALED_ROPE | {"qk norm: head", "sliding window"}
 
@@ -25,6 +26,7 @@ FAMILIES = (
         defaults={"head_dim": 128, **UNUSED_WINDOW},
         fields=_qwen3,
         trains=_TRAINS,
+        tensors=TensorNames(),
     ),
     Family(
         name="qwen3_moe",
@@ -32,5 +34,6 @@ FAMILIES = (
         defaults={**UNUSED_WINDOW, "norm_topk_prob": False, "router_aux_loss_coef": 0.001},
         fields=_qwen3_moe,
         trains=_TRAINS | {"experts", "dense layers among experts"},
+        tensors=TensorNames(),
     ),
 )

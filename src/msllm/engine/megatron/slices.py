@@ -1,0 +1,135 @@
+"""This rank's parts of the model's whole parameters, and how they are filled.
+
+A parameter goes by its global name, with global numbers of layers and experts; grouped experts
+count as the linears that they are made of. What the values are is the caller's business.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from megatron.core import parallel_state
+from torch import Tensor
+
+from msllm.engine.megatron.model import LanguageModel
+from msllm.engine.megatron.model_config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """The part of a global matrix, or vector, that a rank holds.
+
+    Attributes:
+        name: Its global name.
+        axis: Axis along which tensor parallelism cuts it (0: output rows, 1: input columns).
+        width: Length of the other axis; 0 for a vector.
+        runs: `(first, count)` of each run of global rows (or columns) held, in the order held.
+    """
+
+    name: str
+    axis: int
+    width: int
+    runs: tuple[tuple[int, int], ...]
+
+    @property
+    def is_vector(self) -> bool:
+        """Whether it has one axis only."""
+        return self.width == 0
+
+
+Values = Callable[[Slice], Tensor | None]
+"""Gives a slice's values, `[out, in]` or `[out]`; None to leave them as they are."""
+
+
+def fill(chunks: list[LanguageModel], values: Values) -> None:
+    """Give all parameters of this rank's chunks their values."""
+    with torch.no_grad():
+        for chunk in chunks:
+            for local, parameter in chunk.named_parameters():
+                name = global_name(local, chunk)
+                if name.endswith((".weight1", ".weight2")):
+                    _fill_grouped(parameter, name, values, chunk.config)
+                elif (found := values(_slice(parameter, name, chunk.config))) is not None:
+                    parameter.copy_(found)
+
+
+def global_name(name: str, chunk: LanguageModel) -> str:
+    """The parameter's name with global layer and expert numbers.
+
+    A tied output layer on a later pipeline stage is the embedding.
+    """
+    if name == "output_layer.weight" and chunk.share_embeddings_and_output_weights:
+        return "embedding.word_embeddings.weight"
+    first = chunk.global_layers.start
+    name = re.sub(r"(?<=\blayers\.)\d+", lambda m: str(int(m[0]) + first), name, count=1)
+    experts = chunk.config.num_moe_experts
+    if experts:
+        offset = _expert_offset(chunk.config)
+        name = re.sub(r"(?<=local_experts\.)\d+", lambda m: str(int(m[0]) + offset), name)
+    return name
+
+
+def _expert_offset(config: ModelConfig) -> int:
+    local = config.num_moe_experts // config.expert_model_parallel_size
+    return parallel_state.get_expert_model_parallel_rank() * local
+
+
+def _slice(parameter: torch.nn.Parameter, name: str, config: ModelConfig) -> Slice:
+    """The slice of a Megatron parallel linear, from the marks Megatron left on the parameter."""
+    rows, columns = parameter.shape if parameter.dim() == 2 else (len(parameter), 0)
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return Slice(name, 0, columns, ((0, rows),))
+    size, rank = _tensor_group(expert=".experts." in name)
+    if parameter.partition_dim == 1:  # type: ignore[attr-defined]
+        return Slice(name, 1, rows, ((rank * columns, columns),))
+    gated = name.endswith(("linear_fc1.weight", "linear_fc1.bias")) and config.gated_linear_unit
+    return Slice(name, 0, columns, _rows_held(rows, rank, size, gated))
+
+
+def _tensor_group(expert: bool) -> tuple[int, int]:
+    if expert:
+        return (
+            parallel_state.get_expert_tensor_parallel_world_size(),
+            parallel_state.get_expert_tensor_parallel_rank(),
+        )
+    return (
+        parallel_state.get_tensor_model_parallel_world_size(),
+        parallel_state.get_tensor_model_parallel_rank(),
+    )
+
+
+def _rows_held(rows: int, rank: int, size: int, gated: bool) -> tuple[tuple[int, int], ...]:
+    if not gated:
+        return ((rank * rows, rows),)
+    half = rows // 2  # gate rows, then up rows, each spread over the group
+    return ((rank * half, half), (size * half + rank * half, half))
+
+
+def _fill_grouped(
+    parameter: torch.nn.Parameter, name: str, values: Values, config: ModelConfig
+) -> None:
+    """Fill a grouped-experts weight, expert by expert, with what a sequential MLP would hold.
+
+    weight1 is `[hidden, experts * out]`, weight2 `[experts * in, hidden]`: transposed linears.
+    """
+    local = config.num_moe_experts // config.expert_model_parallel_size
+    size, rank = _tensor_group(expert=True)
+    prefix, kind = name.rsplit(".", 1)
+    first = kind == "weight1"
+    linear = "linear_fc1" if first else "linear_fc2"
+    shape = (local, config.hidden_size, -1) if first else (local, -1, config.hidden_size)
+    view = parameter.view(shape)
+    for expert in range(local):
+        number = _expert_offset(config) + expert
+        inputs, outputs = view[expert].shape
+        full = f"{prefix}.local_experts.{number}.{linear}.weight"
+        if first:
+            held = _rows_held(outputs, rank, size, config.gated_linear_unit)
+            part = Slice(full, 0, inputs, held)
+        else:
+            part = Slice(full, 1, outputs, ((rank * inputs, inputs),))
+        if (found := values(part)) is not None:
+            view[expert].copy_(found.t())
