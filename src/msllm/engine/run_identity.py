@@ -60,10 +60,7 @@ def check_folder(config: RunConfig) -> list[Problem]:
     except (OSError, ValidationError, yaml.YAMLError) as error:
         first = str(error).splitlines()[0]
         return [Problem(f"cannot read it: {first}", str(folder.config), "name another folder")]
-    if folder.is_live():
-        hint = "wait for its end, stop it, or name another folder"
-        return [Problem(f"a run is going on in {path}", where, hint)]
-    return compare(earlier, config, where)
+    return folder.check_live(where) or compare(earlier, config, where)
 
 
 def kept(config: RunConfig) -> dict[str, Any]:

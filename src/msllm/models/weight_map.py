@@ -57,11 +57,6 @@ class Weight:
     runs: tuple[Run, ...]
     width: int | None
 
-    @property
-    def rows(self) -> int:
-        """Number of its rows, without padding."""
-        return sum(run.count for run in self.runs)
-
     def cut(self, first: int, count: int) -> Iterator[Run]:
         """Give the runs that make up `count` of its rows from `first`; padding rows are in none."""
         start = 0

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from msllm.errors import InputError
+from msllm.errors import InputError, Problem
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,22 +89,22 @@ class RunFolder:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise InputError(
-                    f"a run is going on in {self.path}",
-                    f"--out {self.path}",
-                    "wait for its end, stop it, or name another folder",
-                ) from None
+                raise InputError([self._taken(f"--out {self.path}")]) from None
             yield
 
-    def is_live(self) -> bool:
-        """Whether a run goes on in the folder. Leaves nothing behind."""
+    def check_live(self, where: str) -> list[Problem]:
+        """Say so if a run goes on in the folder; `where` is how it was named. Writes nothing."""
         if not self._lock.exists():
-            return False
+            return []
         try:
             with self.live():
-                return False
+                return []
         except InputError:
-            return True
+            return [self._taken(where)]
+
+    def _taken(self, where: str) -> Problem:
+        hint = "wait for its end, stop it, or name another folder"
+        return Problem(f"a run is going on in {self.path}", where, hint)
 
     @property
     def _lock(self) -> Path:

@@ -73,7 +73,9 @@ def _differences(
 
 def _harmless(name: str, architecture: Architecture) -> bool:
     """Whether a tensor says nothing new: rotary tables, a head beside tied embeddings."""
-    tied = architecture.tie_word_embeddings and name == "lm_head.weight"
+    names = families()[architecture.model_type].tensors
+    assert names is not None
+    tied = architecture.tie_word_embeddings and name == f"{names.head}.weight"
     return tied or name.endswith("rotary_emb.inv_freq")
 
 
@@ -101,6 +103,6 @@ def _read(published: PublishedWeights, weights: WeightMap, part: Slice) -> Tenso
         missing = count - sum(len(piece) for piece in held)
         if missing:
             shape = (missing,) if part.is_vector else (missing, part.width)
-            held.append(torch.zeros(shape))
+            held.append(torch.zeros(shape, dtype=held[0].dtype if held else None))
         pieces += held
-    return torch.cat([piece.float() for piece in pieces])
+    return torch.cat(pieces)
