@@ -7,8 +7,6 @@ import io
 import json
 import os
 import pty
-import resource
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from msllm.cli.app import run
 from msllm.cli.list_models import short
 from msllm.models.catalog import catalog
+
 
 MSLLM = Path(sys.executable).parent / "msllm"
 
@@ -227,29 +226,20 @@ def test_colour_is_only_for_terminals(shown):
 # ---------------------------------------------------------------- speed
 
 HEAVY = ("torch", "transformers", "megatron", "numpy", "yaml", "rich.table")
+MODULES = 400
+"""Loaded for these commands, about 310 when this was written: what their 0.3 s are spent on."""
 
 
 @pytest.mark.parametrize("command", [["list-models"], ["show-model", "qwen3-8b"]])
 def test_nothing_heavy_is_imported(command):
-    """cases C53: not even by accident, through another module."""
+    """cases C53: not even by accident, through another module. Seconds are for the benchmarks."""
     script = (
         "import sys; from msllm.cli.app import run; status = run(sys.argv[1:]); "
-        f"sys.exit(status or ' '.join(m for m in {HEAVY} if m in sys.modules))"
+        f"sys.exit(status or ' '.join(m for m in {HEAVY} if m in sys.modules) "
+        f"or (len(sys.modules) > {MODULES} and f'{{len(sys.modules)}} modules'))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, *command], capture_output=True, text=True, timeout=60
     )
     assert done.stderr.strip() == ""
     assert len(done.stdout.splitlines()) > 20
-
-
-@pytest.mark.parametrize("command", [["list-models"], ["show-model", "qwen3-8b"]])
-def test_answers_at_once(command):
-    """The goal is 0.3 s on a free machine; processor time, as other tests run beside this one."""
-    times = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([MSLLM, *command], check=True, capture_output=True, timeout=60)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert statistics.median(times) < 0.45

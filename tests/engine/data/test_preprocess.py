@@ -168,7 +168,7 @@ def test_a_killed_worker_ends_the_run_at_once(corpus, tokenizer_folder, tmp_path
     path.write_bytes(corpus.read_bytes() * 20)
     with pytest.raises(RunError, match="a worker process died"):
         preprocess([path], tokenizer_folder, tmp_path / "out", workers=2, progress=kill_one)
-    assert time.monotonic() - killed[0] < 10
+    assert time.monotonic() - killed[0] < 30
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -68,7 +68,7 @@ def test_a_worker_killed_while_it_writes_is_told_too():
     started = time.monotonic()
     with pytest.raises(RunError, match="a worker process died"):
         list(results)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_what_the_function_raises_arrives():
