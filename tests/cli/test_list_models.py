@@ -17,7 +17,6 @@ from msllm.cli.app import run
 from msllm.cli.list_models import short
 from msllm.models.catalog import catalog
 
-
 MSLLM = Path(sys.executable).parent / "msllm"
 
 
