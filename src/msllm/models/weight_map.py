@@ -2,15 +2,25 @@
 
 A parameter is described whole, as if no parallelism cut it, as runs of rows of published tensors:
 pure integers, read in either direction. Copying, grouping heads into `linear_qkv`, stacking gate
-on up and taking fused tensors apart are all the same thing here. No tensor is touched.
+on up, taking fused tensors apart and picking an expert out of a tensor of all are the same thing
+here. No tensor is touched.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from msllm.models.architecture import Architecture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gated:
+    """The tensors of a gated MLP; gate rows come before up rows where one tensor holds both."""
+
+    gate: str
+    up: str
+    down: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,25 +39,40 @@ class TensorNames:
     query: str = "self_attn.q_proj"
     key: str = "self_attn.k_proj"
     value: str = "self_attn.v_proj"
+    qkv: str | None = None
+    """One tensor of all queries, all keys and all values, where there is one."""
     out: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
-    gate: str = "mlp.gate_proj"
-    up: str = "mlp.up_proj"
-    down: str = "mlp.down_proj"
+    dense: Gated = Gated(gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj")
     router: str = "mlp.gate"
-    expert_gate: str = "mlp.experts.{expert}.gate_proj"
-    expert_up: str = "mlp.experts.{expert}.up_proj"
-    expert_down: str = "mlp.experts.{expert}.down_proj"
+    expert: Gated = Gated(
+        gate="mlp.experts.{expert}.gate_proj",
+        up="mlp.experts.{expert}.up_proj",
+        down="mlp.experts.{expert}.down_proj",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Rows `first` to `first + count` of a published tensor."""
+    """Rows `first`, `first + step`, ... of a published matrix or vector: `count` of them.
+
+    Attributes:
+        tensor: The published tensor that holds it.
+        expert: Which of the tensor's matrices, where it stacks those of all experts.
+        transposed: The matrix is stored `[in, out]`: its rows are the tensor's columns.
+    """
 
     tensor: str
     first: int
     count: int
+    step: int = 1
+    expert: int | None = None
+    transposed: bool = False
+
+    def part(self, skip: int, count: int) -> Run:
+        """`count` of its rows, after the first `skip`."""
+        return replace(self, first=self.first + skip * self.step, count=count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +82,18 @@ class Weight:
     runs: tuple[Run, ...]
     width: int | None
 
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return sum(run.count for run in self.runs)
+
     def cut(self, first: int, count: int) -> Iterator[Run]:
         """Give the runs that make up `count` of its rows from `first`; padding rows are in none."""
         start = 0
         for run in self.runs:
             low, high = max(first, start), min(first + count, start + run.count)
             if low < high:
-                yield Run(run.tensor, run.first + low - start, high - low)
+                yield run.part(low - start, high - low)
             start += run.count
 
 
@@ -92,14 +122,22 @@ def weight_map(architecture: Architecture, names: TensorNames) -> WeightMap:
 
 def published_shapes(weights: WeightMap) -> dict[str, tuple[int, ...]]:
     """Shapes of all published tensors that the map reads."""
-    ends: dict[str, tuple[int, int | None]] = {}
+    rows: dict[str, int] = {}
+    experts: dict[str, int] = {}
+    forms: dict[str, tuple[int | None, bool]] = {}
     for weight in weights.values():
         for run in weight.runs:
-            end = max(run.first + run.count, ends.get(run.tensor, (0, None))[0])
-            ends[run.tensor] = (end, weight.width)
-    return {
-        name: (rows,) if width is None else (rows, width) for name, (rows, width) in ends.items()
-    }
+            end = run.first + (run.count - 1) * run.step + 1
+            rows[run.tensor] = max(end, rows.get(run.tensor, 0))
+            forms[run.tensor] = (weight.width, run.transposed)
+            if run.expert is not None:
+                experts[run.tensor] = max(run.expert + 1, experts.get(run.tensor, 0))
+    shapes = {}
+    for name, (width, transposed) in forms.items():
+        matrix = (rows[name],) if width is None else (rows[name], width)
+        stack = (experts[name],) if name in experts else ()
+        shapes[name] = (*stack, *(matrix[::-1] if transposed else matrix))
+    return shapes
 
 
 def _copy(tensor: str, rows: int, width: int | None = None) -> Weight:
@@ -107,8 +145,9 @@ def _copy(tensor: str, rows: int, width: int | None = None) -> Weight:
 
 
 def _under(prefix: str, weight: Weight) -> Weight:
-    runs = tuple(Run(prefix + run.tensor, run.first, run.count) for run in weight.runs)
-    return Weight(runs, weight.width)
+    return Weight(
+        tuple(replace(run, tensor=prefix + run.tensor) for run in weight.runs), weight.width
+    )
 
 
 def _attention(a: Architecture, names: TensorNames) -> Iterator[tuple[str, Weight]]:
@@ -127,15 +166,16 @@ def _attention(a: Architecture, names: TensorNames) -> Iterator[tuple[str, Weigh
 
 def _grouped_heads(a: Architecture, names: TensorNames, kind: str, width: int | None) -> Weight:
     """Group by key-value head: its query heads, then its key, then its value."""
-    queries = a.num_attention_heads // a.num_query_groups * a.head_dim
+    d, per_group = a.head_dim, a.num_attention_heads // a.num_query_groups * a.head_dim
+    parts = [(names.query, 0, per_group), (names.key, 0, d), (names.value, 0, d)]
+    if names.qkv is not None:
+        keys = a.num_attention_heads * d
+        values = keys + a.num_query_groups * d
+        parts = [(names.qkv, 0, per_group), (names.qkv, keys, d), (names.qkv, values, d)]
     runs = [
-        Run(f"{tensor}.{kind}", group * rows, rows)
+        Run(f"{tensor}.{kind}", start + group * rows, rows)
         for group in range(a.num_query_groups)
-        for tensor, rows in (
-            (names.query, queries),
-            (names.key, a.head_dim),
-            (names.value, a.head_dim),
-        )
+        for tensor, start, rows in parts
     ]
     return Weight(tuple(runs), width)
 
@@ -143,29 +183,29 @@ def _grouped_heads(a: Architecture, names: TensorNames, kind: str, width: int | 
 def _mlp(a: Architecture, names: TensorNames, layer: int) -> Iterator[tuple[str, Weight]]:
     yield "pre_mlp_layernorm.weight", _copy(f"{names.mlp_norm}.weight", a.hidden_size)
     if not a.has_experts(layer):
-        dense = (names.gate, names.up, names.down)
-        yield from _gated("mlp.", dense, a.intermediate_size, a.hidden_size, a.mlp_bias)
+        yield from _gated("mlp.", names.dense, a.intermediate_size, a.hidden_size, a.mlp_bias)
         return
     assert a.moe is not None
     router = _copy(f"{names.router}.weight", a.moe.num_experts, a.hidden_size)
     yield "mlp.router.weight", router
     for number in range(a.moe.num_experts):
-        expert = tuple(
-            name.format(expert=number)
-            for name in (names.expert_gate, names.expert_up, names.expert_down)
+        expert = Gated(
+            gate=names.expert.gate.format(expert=number),
+            up=names.expert.up.format(expert=number),
+            down=names.expert.down.format(expert=number),
         )
         ours = f"mlp.experts.local_experts.{number}."
         yield from _gated(ours, expert, a.moe.intermediate_size, a.hidden_size, bias=False)
 
 
 def _gated(
-    ours: str, names: tuple[str, ...], inner: int, hidden: int, bias: bool
+    ours: str, names: Gated, inner: int, hidden: int, bias: bool
 ) -> Iterator[tuple[str, Weight]]:
     """Stack gate on up in `linear_fc1`; `linear_fc2` is down."""
-    gate, up, down = names
+    second = inner if names.gate == names.up else 0  # one tensor may hold both
     for kind, widths in (("weight", (hidden, inner)), ("bias", (None, None))):
         if kind == "bias" and not bias:
             return
-        runs = (Run(f"{gate}.{kind}", 0, inner), Run(f"{up}.{kind}", 0, inner))
+        runs = (Run(f"{names.gate}.{kind}", 0, inner), Run(f"{names.up}.{kind}", second, inner))
         yield f"{ours}linear_fc1.{kind}", Weight(runs, widths[0])
-        yield f"{ours}linear_fc2.{kind}", _copy(f"{down}.{kind}", hidden, widths[1])
+        yield f"{ours}linear_fc2.{kind}", _copy(f"{names.down}.{kind}", hidden, widths[1])

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from msllm.engine.megatron.model import LanguageModel
-from msllm.engine.megatron.slices import Slice, fill
+from msllm.engine.megatron.slices import Slice, parts
 
 BLOCK = 64
 """Rows (or columns, where those are cut) drawn from one random stream."""
@@ -30,15 +30,13 @@ def initialize(chunks: list[LanguageModel], seed: int, std: float) -> None:
     config = chunks[0].config
     scaled = std / math.sqrt(2 * config.num_layers)
 
-    def values(part: Slice) -> Tensor | None:
+    for part, held in parts(chunks):
         if part.is_vector:
-            return None
+            continue
         drawn = draw(part, seed, scaled if _writes_residual(part.name) else std)
         if part.name in ("embedding.word_embeddings.weight", "output_layer.weight"):
             _zero_padding(drawn, part, config.architecture.vocab_size)
-        return drawn
-
-    fill(chunks, values)
+        held.copy_(drawn)
 
 
 def _writes_residual(name: str) -> bool:

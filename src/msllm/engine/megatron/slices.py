@@ -1,16 +1,15 @@
-"""This rank's parts of the model's whole parameters, and how they are filled.
+"""This rank's parts of the model's whole parameters.
 
 A parameter goes by its global name, with global numbers of layers and experts; grouped experts
-count as the linears that they are made of. What the values are is the caller's business.
+count as the linears that they are made of. What is done with the values is the caller's business.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import torch
 from megatron.core import parallel_state
 from torch import Tensor
 
@@ -40,20 +39,29 @@ class Slice:
         return self.width == 0
 
 
-Values = Callable[[Slice], Tensor | None]
-"""Gives a slice's values, `[out, in]` or `[out]`; None to leave them as they are."""
+def parts(
+    chunks: list[LanguageModel], of: Callable[[Tensor], Tensor] = lambda parameter: parameter
+) -> Iterator[tuple[Slice, Tensor]]:
+    """Give each slice that this rank holds with a view on its values, `[out, in]` or `[out]`.
+
+    Args:
+        chunks: The rank's chunks of the model.
+        of: What of a parameter is viewed; its gradient, for one.
+    """
+    for chunk in chunks:
+        for local, tensor in (*chunk.named_parameters(), *_balancing(chunk)):
+            name, values = global_name(local, chunk), of(tensor).detach()
+            if name.endswith((".weight1", ".weight2")):
+                yield from _grouped(values, name, chunk.config)
+            else:
+                yield _slice(tensor, name, chunk.config), values
 
 
-def fill(chunks: list[LanguageModel], values: Values) -> None:
-    """Give all parameters of this rank's chunks their values."""
-    with torch.no_grad():
-        for chunk in chunks:
-            for local, parameter in chunk.named_parameters():
-                name = global_name(local, chunk)
-                if name.endswith((".weight1", ".weight2")):
-                    _fill_grouped(parameter, name, values, chunk.config)
-                elif (found := values(_slice(parameter, name, chunk.config))) is not None:
-                    parameter.copy_(found)
+def _balancing(chunk: LanguageModel) -> Iterator[tuple[str, Tensor]]:
+    """Routers' balancing biases, which no gradient trains and which are weights all the same."""
+    for name, buffer in chunk.named_buffers():
+        if name.endswith("router.expert_bias"):
+            yield name, buffer
 
 
 def global_name(name: str, chunk: LanguageModel) -> str:
@@ -77,7 +85,7 @@ def _expert_offset(config: ModelConfig) -> int:
     return parallel_state.get_expert_model_parallel_rank() * local
 
 
-def _slice(parameter: torch.nn.Parameter, name: str, config: ModelConfig) -> Slice:
+def _slice(parameter: Tensor, name: str, config: ModelConfig) -> Slice:
     """The slice of a Megatron parallel linear, from the marks Megatron left on the parameter."""
     rows, columns = parameter.shape if parameter.dim() == 2 else (len(parameter), 0)
     if not getattr(parameter, "tensor_model_parallel", False):
@@ -108,10 +116,8 @@ def _rows_held(rows: int, rank: int, size: int, gated: bool) -> tuple[tuple[int,
     return ((rank * half, half), (size * half + rank * half, half))
 
 
-def _fill_grouped(
-    parameter: torch.nn.Parameter, name: str, values: Values, config: ModelConfig
-) -> None:
-    """Fill a grouped-experts weight, expert by expert, with what a sequential MLP would hold.
+def _grouped(values: Tensor, name: str, config: ModelConfig) -> Iterator[tuple[Slice, Tensor]]:
+    """Give a grouped-experts weight, expert by expert, as a sequential MLP would hold it.
 
     weight1 is `[hidden, experts * out]`, weight2 `[experts * in, hidden]`: transposed linears.
     """
@@ -121,7 +127,7 @@ def _fill_grouped(
     first = kind == "weight1"
     linear = "linear_fc1" if first else "linear_fc2"
     shape = (local, config.hidden_size, -1) if first else (local, -1, config.hidden_size)
-    view = parameter.view(shape)
+    view = values.view(shape)
     for expert in range(local):
         number = _expert_offset(config) + expert
         inputs, outputs = view[expert].shape
@@ -131,5 +137,4 @@ def _fill_grouped(
             part = Slice(full, 0, inputs, held)
         else:
             part = Slice(full, 1, outputs, ((rank * inputs, inputs),))
-        if (found := values(part)) is not None:
-            view[expert].copy_(found.t())
+        yield part, view[expert].t()

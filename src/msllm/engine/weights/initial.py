@@ -85,7 +85,8 @@ def fill(chunks: list[Any], folder: Path, architecture: Architecture) -> None:
 
     weights, published = mapped(architecture), PublishedWeights(folder.expanduser())
     assert weights is not None
-    slices.fill(chunks, lambda part: _read(published, weights, part))
+    for part, held in slices.parts(chunks):
+        held.copy_(_read(published, weights, part))
 
 
 def _read(published: PublishedWeights, weights: WeightMap, part: Slice) -> Tensor:
@@ -95,11 +96,10 @@ def _read(published: PublishedWeights, weights: WeightMap, part: Slice) -> Tenso
     weight = weights[part.name]
     if part.axis == 1:
         (run,) = weight.runs  # only plain copies are cut along columns
-        pieces = [published.rows(run.tensor, run.first, run.count, cut) for cut in part.runs]
-        return torch.cat(pieces, dim=1)
+        return torch.cat([published.rows(run, cut) for cut in part.runs], dim=1)
     pieces = []
     for first, count in part.runs:
-        held = [published.rows(r.tensor, r.first, r.count) for r in weight.cut(first, count)]
+        held = [published.rows(run) for run in weight.cut(first, count)]
         missing = count - sum(len(piece) for piece in held)
         if missing:
             shape = (missing,) if part.is_vector else (missing, part.width)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msllm.errors import InputError, Problem
+from msllm.models.weight_map import Run
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -60,22 +61,26 @@ class PublishedWeights:
         if problems:
             raise InputError(problems)
 
-    def rows(
-        self, name: str, first: int, count: int, columns: tuple[int, int] | None = None
-    ) -> Tensor:
-        """Read rows of a tensor, all columns of them or `(first, count)`; in its own dtype."""
-        entry = self.entries[name]
+    def rows(self, run: Run, columns: tuple[int, int] | None = None) -> Tensor:
+        """Read a run's rows, all columns of them or `(first, count)`, in their own dtype."""
+        entry = self.entries[run.tensor]
         if entry.file not in self._open:
             from safetensors import safe_open
 
             # one handle a file; the pages it maps are the system's to drop
             self._open[entry.file] = safe_open(entry.file, framework="pt")
-        part = self._open[entry.file].get_slice(name)
-        if columns is None:
-            found: Tensor = part[first : first + count]
-        else:
-            found = part[first : first + count, columns[0] : columns[0] + columns[1]]
-        return found
+        part = self._open[entry.file].get_slice(run.tensor)
+        index: tuple[int | slice, ...] = (
+            slice(run.first, run.first + (run.count - 1) * run.step + 1),
+        )
+        if len(entry.shape) - (run.expert is not None) == 2:
+            first, count = columns or (0, entry.shape[-2 if run.transposed else -1])
+            index += (slice(first, first + count),)
+        if run.transposed:
+            index = index[::-1]
+        found: Tensor = part[index if run.expert is None else (run.expert, *index)]
+        found = found.t() if run.transposed else found
+        return found[:: run.step]
 
 
 def _listed(folder: Path) -> dict[str, Path]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from msllm.models.families.decoder import experts, size
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import SCALED_ROPE
-from msllm.models.weight_map import TensorNames
+from msllm.models.weight_map import Gated, TensorNames
 
 _MIXTRAL = TensorNames(
     router="block_sparse_moe.gate",
-    expert_gate="block_sparse_moe.experts.{expert}.w1",
-    expert_up="block_sparse_moe.experts.{expert}.w3",
-    expert_down="block_sparse_moe.experts.{expert}.w2",
+    expert=Gated(
+        gate="block_sparse_moe.experts.{expert}.w1",
+        up="block_sparse_moe.experts.{expert}.w3",
+        down="block_sparse_moe.experts.{expert}.w2",
+    ),
 )
 
 
