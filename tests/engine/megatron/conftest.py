@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
 TIMEOUT = 600
 
 
@@ -29,6 +30,8 @@ def free_port() -> int:
 def run_ranks(world_size: int, script: Path, *arguments: str, timeout: int = TIMEOUT) -> None:
     """Run `script` in `world_size` processes that form one job; fail with the worst log."""
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    job["PYTHONPATH"] = os.pathsep.join(paths)  # cases import from `tests`
     ranks = []
     for rank in range(world_size):
         env = os.environ | job | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size)}

@@ -12,65 +12,33 @@ import torch
 from msllm.engine.weights import initial
 from msllm.models.resolve import resolve_model
 from tests.engine.megatron.conftest import run_ranks
-from tests.engine.megatron.parity_case import CASES, LENGTH, reference
+from tests.parity import dense_cases, moe_cases
 
-HERE = Path(__file__).parent
-LAYOUTS = {
-    "one": (1, {}),
-    "tp2-pp2": (4, {"tp": 2, "pp": 2}),
-    "ep2-tp2": (4, {"tp": 2, "ep": 2}),
-}
-EXPERTS = [name for name in CASES if CASES[name][0] in ("qwen3_moe", "mixtral")]
+CASES = {name: case for m in (dense_cases, moe_cases) for name, case in m.CASES.items()}
+MIXED = ("qwen3", "llama-rope3-tied", "mixtral", "qwen3_moe-each")
+"""Cases whose optimizer is looked into: with and without experts, grouped or not, tied."""
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder a case: weights in several shards, and what transformers makes of them."""
-    folder = tmp_path_factory.mktemp("models")
-    for name, (kind, over, *_) in CASES.items():
-        model = reference(kind, over).eval()
-        model.save_pretrained(folder / name, max_shard_size="60KB")
-        generator = torch.Generator().manual_seed(1)
-        tokens = torch.randint(0, 131, (2, LENGTH + 1), generator=generator)
-        inputs, labels = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
-        with torch.no_grad():
-            logits = model(inputs).logits
-        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        truth = {"tokens": inputs, "labels": labels, "logits": logits, "loss": loss}
-        torch.save(truth, folder / name / "truth.pt")
-    return folder
+    """One folder a case, written when a test asks for it."""
+    return tmp_path_factory.mktemp("models")
 
 
-@pytest.fixture(scope="module")
-def found(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
-    reports = {}
-    for name, (world, sizes) in LAYOUTS.items():
-        out = tmp_path_factory.mktemp("initial") / f"{name}.json"
-        run_ranks(world, HERE / "initial_cases.py", str(models), str(out), json.dumps(sizes))
-        reports[name] = json.loads(out.read_text())
-    return reports
+def model(models: Path, name: str) -> Path:
+    if not (models / name).exists():
+        CASES[name].write(models / name)
+    return models / name
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("name", CASES)
-def test_a_model_starts_as_the_one_that_was_saved(found, name):
-    assert found["one"][name]["unequal"] == []
-    assert found["one"][name]["logits"] < 1e-4
-    assert found["one"][name]["loss"] < 1e-5
-    assert found["tp2-pp2"][name]["loss"] < 1e-5
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("name", CASES)
-def test_the_optimizers_copies_are_those_weights(found, name):
-    assert found["one"][name]["moved"] == []
-    assert found["tp2-pp2"][name]["moved"] == []
-
-
-@pytest.mark.distributed
-@pytest.mark.parametrize("name", EXPERTS)
-def test_each_rank_reads_its_own_experts(found, name):
-    assert found["ep2-tp2"][name]["loss"] < 1e-5
+@pytest.mark.parametrize(("world", "sizes"), [(1, {}), (4, {"tp": 2, "pp": 2})])
+def test_the_optimizers_copies_are_those_weights(models, tmp_path, world, sizes):
+    folders = [str(model(models, name)) for name in MIXED]
+    out = tmp_path / "moved.json"
+    script = Path(__file__).with_name("moved_case.py")
+    run_ranks(world, script, str(out), json.dumps(sizes), *folders)
+    assert json.loads(out.read_text()) == {folder: [] for folder in folders}
 
 
 # --- refusals ---------------------------------------------------------------------------------
@@ -79,14 +47,14 @@ def test_each_rank_reads_its_own_experts(found, name):
 @pytest.fixture
 def copy(models, tmp_path):
     def make(name="qwen3"):
-        return Path(shutil.copytree(models / name, tmp_path / name))
+        return Path(shutil.copytree(model(models, name), tmp_path / name))
 
     return make
 
 
 def problems(folder: Path, **changes) -> str:
-    model = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(model | changes))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | changes))
     found = initial.check(folder, resolve_model(str(folder)).architecture)
     return "\n".join(map(str, found))
 
@@ -106,7 +74,7 @@ def test_the_folder_fits_its_own_model(copy, name):
 def test_another_shape(copy):
     said = problems(copy(), intermediate_size=80)
     assert "mlp.gate_proj.weight is [96, 64] in the folder and [80, 64] in the model" in said
-    assert "and 3 more of that kind" in said
+    assert "and 6 more of that kind" in said
 
 
 def test_a_tensor_too_few_and_one_too_many(copy):

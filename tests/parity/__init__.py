@@ -1,0 +1,1 @@
+"""Families of models against independent references: logits, losses, gradients, weights."""
