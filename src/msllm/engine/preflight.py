@@ -297,12 +297,13 @@ def _init_from(config: RunConfig, architecture: Architecture) -> list[Problem]:
         return []
     from msllm.engine.training.checkpoint_folder import complete
     from msllm.engine.training.run_folder import RunFolder
-    from msllm.engine.weights.initial import check
+    from msllm.engine.weights.matching import check
 
     out = config.out
     if out is not None and complete(RunFolder(out.expanduser()).checkpoints):
         return []
-    return check(config.checkpoint.init_from, architecture)
+    folder = config.checkpoint.init_from.expanduser()
+    return check(folder, architecture, f"--init-from {folder}")
 
 
 def _resume(config: RunConfig) -> Iterator[Problem]:
