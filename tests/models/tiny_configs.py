@@ -88,6 +88,8 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     ],
     "deepseek_v32": [{**_ROUTED, **_LATENT, **_GROUPS, **_INDEXER}],
     "deepseek_v4": [_V4, {**_V4, "compress_ratios": [0, 0, 4, 128, 4, 128]}],
+    "glm": [{"head_dim": 32}, {"head_dim": 16, "attention_bias": False}],
+    "glm4": [{"head_dim": 32}],
     "glm4_moe": [
         {**_ROUTED, "head_dim": 32, "attention_bias": True},
         {**_ROUTED, "head_dim": 32, "use_qk_norm": True},

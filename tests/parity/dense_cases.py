@@ -13,14 +13,88 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0}
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 3.0}
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [2.0 + i for i in range(8)],
+    "original_max_position_embeddings": 32,
+}
+PAD = {"pad_token_id": 127}
+"""A token that no case sees: transformers does not train its embedding."""
+NO_DROPOUT = {"attention_dropout": 0.0, "residual_dropout": 0.0}
+
 
 CASES = {
     "llama": Case(model_type="llama"),
     "llama-rope3-tied": Case(
         model_type="llama", config={"rope_parameters": LLAMA3, "tie_word_embeddings": True}
     ),
-    "llama-linear": Case(model_type="llama", config={"rope_parameters": LINEAR}),
+    "llama-linear": Case(
+        model_type="llama", config={"rope_parameters": LINEAR, "max_position_embeddings": 32}
+    ),
+    "llama-dynamic": Case(
+        model_type="llama", config={"rope_parameters": DYNAMIC, "max_position_embeddings": 32}
+    ),
+    "llama-biases": Case(model_type="llama", config={"attention_bias": True, "mlp_bias": True}),
+    "llama-mlp-bias": Case(model_type="llama", config={"mlp_bias": True}),
     "mistral": Case(model_type="mistral", config={"sliding_window": 9}),
     "qwen2": Case(model_type="qwen2", config={"head_dim": None, "tie_word_embeddings": True}),
+    "qwen1.5": Case(model_type="qwen2", config={"head_dim": None, "num_key_value_heads": 4}),
     "qwen3": Case(model_type="qwen3"),
+    "seed_oss": Case(model_type="seed_oss", config=PAD | {"attention_bias": True, **NO_DROPOUT}),
+    "seed_oss-out-bias": Case(
+        model_type="seed_oss",
+        config=PAD | {"attention_bias": False, "attention_out_bias": True, **NO_DROPOUT},
+    ),
+    "internlm3": Case(
+        model_type="internlm3",
+        config=PAD | {"rope_parameters": DYNAMIC, "max_position_embeddings": 32},
+    ),
+    "internlm3-biases": Case(
+        model_type="internlm3", config=PAD | {"attention_bias": True, "mlp_bias": True}
+    ),
+    "glm": Case(model_type="glm", config=PAD | {"partial_rotary_factor": 0.5}),
+    "glm-no-bias": Case(
+        model_type="glm", config=PAD | {"attention_bias": False, "tie_word_embeddings": True}
+    ),
+    "glm4": Case(model_type="glm4", config=PAD),
+    "phi3": Case(model_type="phi3", config=PAD | {"head_dim": None, "sliding_window": 9}),
+    "phi3-long": Case(
+        model_type="phi3",
+        config=PAD
+        | {"head_dim": None, "rope_parameters": LONG, "original_max_position_embeddings": 32},
+    ),
+    "phi3-short": Case(
+        model_type="phi3",
+        config=PAD
+        | {
+            "head_dim": None,
+            "rope_parameters": LONG | {"original_max_position_embeddings": 100},
+            "original_max_position_embeddings": 100,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "gemma": Case(model_type="gemma", config=PAD | {"tie_word_embeddings": True}),
+    "gemma2": Case(
+        model_type="gemma2",
+        config=PAD
+        | {
+            "tie_word_embeddings": True,
+            "sliding_window": 9,
+            "query_pre_attn_scalar": 40,
+            "attn_logit_softcapping": 1.5,
+            "final_logit_softcapping": 2.0,
+        },
+    ),
+    "gemma2-plain": Case(
+        model_type="gemma2",
+        config=PAD
+        | {
+            "sliding_window": 128,
+            "attn_logit_softcapping": None,
+            "final_logit_softcapping": None,
+            "num_hidden_layers": 3,
+        },
+    ),
 }

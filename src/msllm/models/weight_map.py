@@ -36,11 +36,15 @@ class TensorNames:
     layer: str = "model.layers.{layer}."
     input_norm: str = "input_layernorm"
     mlp_norm: str = "post_attention_layernorm"
+    attention_post_norm: str = "post_self_attn_layernorm"
+    mlp_post_norm: str = "post_mlp_layernorm"
     query: str = "self_attn.q_proj"
     key: str = "self_attn.k_proj"
     value: str = "self_attn.v_proj"
     qkv: str | None = None
     """One tensor of all queries, all keys and all values, where there is one."""
+    qkv_grouped: bool = False
+    """That tensor has each group's queries, key and value together, as Megatron's has."""
     out: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
@@ -164,6 +168,9 @@ def _attention(a: Architecture, names: TensorNames) -> Iterator[tuple[str, Weigh
     yield "self_attention.linear_proj.weight", _copy(f"{names.out}.weight", a.hidden_size, width)
     if a.attention_out_bias:
         yield "self_attention.linear_proj.bias", _copy(f"{names.out}.bias", a.hidden_size)
+    if a.sandwich_norm:
+        post_norm = _copy(f"{names.attention_post_norm}.weight", a.hidden_size)
+        yield "self_attn_bda.norm.weight", post_norm
     if a.qk_norm == "head":
         yield "self_attention.q_layernorm.weight", _copy(f"{names.query_norm}.weight", a.head_dim)
         yield "self_attention.k_layernorm.weight", _copy(f"{names.key_norm}.weight", a.head_dim)
@@ -171,6 +178,9 @@ def _attention(a: Architecture, names: TensorNames) -> Iterator[tuple[str, Weigh
 
 def _grouped_heads(a: Architecture, names: TensorNames, kind: str, width: int | None) -> Weight:
     """Group by key-value head: its query heads, then its key, then its value."""
+    if names.qkv is not None and names.qkv_grouped:
+        rows = (a.num_attention_heads + 2 * a.num_query_groups) * a.head_dim
+        return _copy(f"{names.qkv}.{kind}", rows, width)
     d, per_group = a.head_dim, a.num_attention_heads // a.num_query_groups * a.head_dim
     parts = [(names.query, 0, per_group), (names.key, 0, d), (names.value, 0, d)]
     if names.qkv is not None:
@@ -187,6 +197,8 @@ def _grouped_heads(a: Architecture, names: TensorNames, kind: str, width: int | 
 
 def _mlp(a: Architecture, names: TensorNames, layer: int) -> Iterator[tuple[str, Weight]]:
     yield "pre_mlp_layernorm.weight", _copy(f"{names.mlp_norm}.weight", a.hidden_size)
+    if a.sandwich_norm:
+        yield "mlp_bda.norm.weight", _copy(f"{names.mlp_post_norm}.weight", a.hidden_size)
     if not a.has_experts(layer):
         yield from _gated("mlp.", names.dense, a.intermediate_size, a.hidden_size, a.mlp_bias)
         return

@@ -15,10 +15,24 @@ BASE: dict[str, Any] = {
     "max_position_embeddings": 256,
 }
 MOE = {"num_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 40, "aux_loss_coef": 0.05}
+GEMMA2 = {
+    "norm_zero_centered": True,
+    "sandwich_norm": True,
+    "activation": "gelu_tanh",
+    "sliding_window": 8,
+    "sliding_layers": (0, 2, 4),
+    "attention_scale": 0.2,
+    "attention_softcap": 2.0,
+    "logit_softcap": 3.0,
+    "embedding_scale": 8.0,
+    "tie_word_embeddings": True,
+}
+BIASES = {"qkv_bias": True, "attention_out_bias": True, "mlp_bias": True}
 
 MODELS: dict[str, dict[str, Any]] = {
     "llama": BASE | {"model_type": "llama"},
     "mistral": BASE | {"model_type": "mistral", "sliding_window": 8},
+    "gemma2": BASE | GEMMA2 | BIASES | {"model_type": "gemma2"},
     "qwen2": BASE | {"model_type": "qwen2", "qkv_bias": True, "tie_word_embeddings": True},
     "qwen3": BASE | {"model_type": "qwen3", "qk_norm": "head"},
     "qwen3_moe": BASE | {"model_type": "qwen3_moe", "qk_norm": "head", "moe": MOE},
@@ -73,6 +87,7 @@ def _cases() -> dict[int, list[dict[str, Any]]]:
             cases[world].append({"name": f"{family}/{name}", "family": family, "layout": layout})
     for name, train in RECOMPUTE.items():
         cases[1].append({"name": f"qwen3/recompute-{name}", "family": "qwen3", "train": train})
+        cases[1].append({"name": f"gemma2/recompute-{name}", "family": "gemma2", "train": train})
     for name, train in MOE_RECOMPUTE.items():
         case = {"name": f"qwen3_moe/recompute-{name}", "family": "qwen3_moe", "train": train}
         cases[1].append(case)

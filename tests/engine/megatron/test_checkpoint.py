@@ -30,6 +30,7 @@ SAVED: dict[str, tuple[int, dict[str, Any]]] = {
     ),
     "background": (2, {"family": "qwen3", "background": True}),
     "ep2": (2, {"family": "qwen3_moe", "layout": {"ep": 2}}),
+    "norms-and-biases": (2, {"family": "gemma2", "layout": {"tp": 2}}),
 }
 """Name of a checkpoint -> world size and the case that makes it."""
 
@@ -60,6 +61,8 @@ LOADED: dict[str, tuple[str, int, dict[str, Any]]] = {
     "ep2 at one": ("ep2", 1, {}),
     "ep2 at one, experts apart": ("ep2", 1, {"layout": {"grouped_gemm": False}}),
     "ep2 at tp2-ep1": ("ep2", 2, {"layout": {"tp": 2}}),
+    "norms-and-biases at one": ("norms-and-biases", 1, {}),
+    "norms-and-biases at pp2-vpp2": ("norms-and-biases", 2, {"layout": {"pp": 2, "vpp": 2}}),
     "ep2 at tp2-ep2-pp2": ("ep2", 4, {"layout": {"tp": 2, "ep": 2, "pp": 2}}),
 }
 """Name -> checkpoint, world size and layout that continue it."""

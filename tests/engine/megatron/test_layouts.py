@@ -41,9 +41,10 @@ def test_first_loss_is_that_of_guessing_and_learning_moves_it(jobs, family):
     assert report["evaluated"][0] / report["evaluated"][1] < report["losses"][0]
 
 
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
 @pytest.mark.parametrize("name", RECOMPUTE)
-def test_recompute_changes_nothing(jobs, name):
-    plain, recomputed = jobs.report(1, "qwen3"), jobs.report(1, f"qwen3/recompute-{name}")
+def test_recompute_changes_nothing(jobs, name, family):
+    plain, recomputed = jobs.report(1, family), jobs.report(1, f"{family}/recompute-{name}")
     assert recomputed["losses"] == pytest.approx(plain["losses"], rel=1e-6)
     assert recomputed["norms"] == pytest.approx(plain["norms"], rel=1e-5)
 

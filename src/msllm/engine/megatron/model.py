@@ -1,7 +1,8 @@
 """Build the language model: the chunks of it that live on this rank.
 
-Adds to Megatron's GPTModel what it lacks: rotary tables from the architecture, and a loss that
-does not see the rows by which the vocabulary was padded for tensor parallelism.
+Adds to Megatron's GPTModel what it lacks: rotary tables from the architecture, scaled embeddings,
+scaled or capped logits, and a loss that does not see the rows by which the vocabulary was padded
+for tensor parallelism.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class LanguageModel(GPTModel):
             if architecture.position_embedding == "rope"
             else None
         )
+        if self.post_process and (architecture.logit_scale or architecture.logit_softcap):
+            self.output_layer.register_forward_hook(_shaped_logits)
 
     def _preprocess(
         self, input_ids: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
@@ -53,7 +56,11 @@ class LanguageModel(GPTModel):
         """Embed tokens `[b, s]` (on the first stage) and look up the rotary tables."""
         out = super()._preprocess(input_ids, position_ids, *args, **kwargs)
         rotary = None if self.rotary is None else self.rotary(position_ids)
-        return (out[0], rotary, *out[2:])
+        embedded, scale = out[0], self.config.architecture.embedding_scale
+        if scale is not None and self.pre_process:
+            # rounded to the embedding's type, as the published models were trained
+            embedded = embedded * torch.tensor(scale, dtype=embedded.dtype, device=embedded.device)
+        return (embedded, rotary, *out[2:])
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
         """Cross entropy of each token: labels `[b, s]`, logits `[s, b, v/tp]` -> `[b, s]`."""
@@ -73,6 +80,17 @@ class LanguageModel(GPTModel):
         """All of the vocabulary, without padding: `[b, s, v/tp]` -> `[b, s, v]`."""
         full = tensor_parallel.gather_from_tensor_model_parallel_region(logits)
         return full[..., : self.config.architecture.vocab_size]
+
+
+def _shaped_logits(layer: Any, inputs: Any, output: tuple[Tensor, Any]) -> tuple[Tensor, Any]:
+    """The output layer's logits, scaled and capped: what the loss and all others see."""
+    logits, bias = output
+    architecture = layer.config.architecture
+    if (scale := architecture.logit_scale) is not None:
+        logits = logits * scale
+    if (cap := architecture.logit_softcap) is not None:
+        logits = torch.tanh(logits / cap) * cap
+    return logits, bias
 
 
 def build_chunks(config: ModelConfig, layout: Layout, seq_length: int) -> list[LanguageModel]:

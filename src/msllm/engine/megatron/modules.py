@@ -148,13 +148,16 @@ class GroupedExperts(GroupedMLP):
 class RotaryEmbedding:
     """Cosines and sines of the positions, made once and kept for the longest length seen.
 
-    Not a module: it has no parameters and no state worth saving.
+    Scalings that depend on a sequence's length make them anew when that changes. Not a module: it
+    has no parameters and no state worth saving.
     """
 
     def __init__(self, config: ModelConfig, max_position: int):
         self.config = config
         self.max_position = max_position
         self._table: Tensor | None = None
+        scaling = config.architecture.rope.scaling or {}
+        self._by_length = scaling.get("type") in ("dynamic", "longrope")
 
     def __call__(self, position_ids: Tensor) -> Tensor:
         """Return cos and sin side by side, `[s, 1, 1, 2 r]`, for positions `[b, s]`.
@@ -164,13 +167,15 @@ class RotaryEmbedding:
         from msllm.engine.ops.rotary import cos_sin, inverse_frequencies
 
         length = position_ids.size(-1)
-        if self._table is None or self._table.size(0) < length:
+        held = 0 if self._table is None else self._table.size(0)
+        if self._table is None or held < length or (self._by_length and held != length):
             architecture = self.config.architecture
+            rope = architecture.rope
             frequencies, factor = inverse_frequencies(
-                architecture.rope, architecture.head_dim, self.max_position, length
+                rope, architecture.head_dim, self.max_position, length
             )
             positions = torch.arange(length, device="cpu")
-            cos, sin = cos_sin(frequencies, positions, factor)
+            cos, sin = cos_sin(frequencies, positions, factor, rope.interleaved)
             table = torch.cat((cos, sin), dim=-1).view(length, 1, 1, -1)
             self._table = table.to(position_ids.device)
         return self._table.index_select(0, position_ids[0])

@@ -6,6 +6,9 @@ attention, activation and experts come in here, chosen and not patched in.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import BackendSpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
@@ -24,6 +27,8 @@ from megatron.core.transformer.transformer_layer import (
 
 from msllm.engine.megatron.model_config import ModelConfig
 from msllm.engine.megatron.modules import Activation, CoreAttention, GroupedExperts, Norm
+from msllm.engine.megatron.projections import AttentionOutput, QueryKeyValue
+from msllm.engine.megatron.residual import NormedResidual
 from msllm.engine.weights.stored import FUSED_NORMS
 
 
@@ -78,9 +83,9 @@ def layer_spec(config: ModelConfig, layer: int) -> ModuleSpec:
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
         submodules=SelfAttentionSubmodules(
-            linear_qkv=provider.column_parallel_linear(),
+            linear_qkv=QueryKeyValue,
             core_attention=provider.core_attention(),
-            linear_proj=provider.row_parallel_linear(),
+            linear_proj=AttentionOutput,
             q_layernorm=qk_norm,
             k_layernorm=qk_norm,
         ),
@@ -97,13 +102,20 @@ def layer_spec(config: ModelConfig, layer: int) -> ModuleSpec:
         submodules=TransformerLayerSubmodules(
             input_layernorm=norm,
             self_attention=attention,
-            self_attn_bda=get_bias_dropout_add,
+            self_attn_bda=_residual(config),
             pre_mlp_layernorm=norm,
             mlp=mlp,
-            mlp_bda=get_bias_dropout_add,
+            mlp_bda=_residual(config),
             sharded_state_dict_keys_map=dict(FUSED_NORMS),
         ),
     )
+
+
+def _residual(config: ModelConfig) -> ModuleSpec | Callable[..., Any]:
+    """What adds a sublayer's output to the residual stream."""
+    if config.architecture.sandwich_norm:
+        return ModuleSpec(module=NormedResidual, params={"config": config})
+    return get_bias_dropout_add
 
 
 def block_spec(config: ModelConfig, layers: range) -> TransformerBlockSubmodules:

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import activation, number, size, window
+from msllm.models.families.decoder import activation, flag, number, size, window
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.weight_map import TensorNames
+
+_GEMMA = frozenset({"norm: 1 + w", "activation: gelu_tanh", "embedding scale"})
+_GEMMA2 = _GEMMA | {
+    "norms behind sublayers",
+    "sliding window",
+    "attention scale",
+    "attention soft cap",
+    "logit soft cap",
+}
+_SANDWICH = TensorNames(
+    mlp_norm="pre_feedforward_layernorm",
+    attention_post_norm="post_attention_layernorm",
+    mlp_post_norm="post_feedforward_layernorm",
+)
 
 
 def _gemma(config: Config) -> Fields:
@@ -13,6 +28,7 @@ def _gemma(config: Config) -> Fields:
         "activation": activation({"hidden_act": act}),
         "norm_zero_centered": True,
         "embedding_scale": size(config, "hidden_size") ** 0.5,
+        "extra": ("attention in both directions",) * flag(config, "use_bidirectional_attention"),
     }
 
 
@@ -33,11 +49,20 @@ def _gemma2(config: Config) -> Fields:
 _DEFAULTS = {"tie_word_embeddings": True, "head_dim": 256}
 
 FAMILIES = (
-    Family(name="gemma", model_types=("gemma",), defaults=_DEFAULTS, fields=_gemma),
+    Family(
+        name="gemma",
+        model_types=("gemma",),
+        defaults=_DEFAULTS,
+        fields=_gemma,
+        trains=_GEMMA,
+        tensors=TensorNames(),
+    ),
     Family(
         name="gemma2",
         model_types=("gemma2",),
         defaults=_DEFAULTS,
         fields=_gemma2,
+        trains=_GEMMA2,
+        tensors=_SANDWICH,
     ),
 )

@@ -1,10 +1,34 @@
-"""GLM-4.5 (grouped-query attention) and GLM-5 (latent attention with a lightning indexer)."""
+"""GLM-4 (interleaved rotary on half of each head), 4.5 (experts) and 5 (latent, indexed attention).
+
+`chatglm` is the GLM-4 of before transformers had it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from msllm.models.architecture import SparseAttention
-from msllm.models.families.decoder import experts, flag, groups, latents, number, size
+from msllm.models.families.decoder import experts, flag, groups, latents, number, rotary, size
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.llama import SCALED_ROPE
+from msllm.models.weight_map import Gated, TensorNames
+
+_FUSED = TensorNames(
+    dense=Gated(gate="mlp.gate_up_proj", up="mlp.gate_up_proj", down="mlp.down_proj")
+)
+_TRAINS = SCALED_ROPE | {"qkv bias", "partial rotary", "interleaved rotary"}
+
+
+def _glm(config: Config) -> Fields:
+    return {
+        "rope": replace(rotary(config)["rope"], interleaved=True),
+        "attention_out_bias": False,
+        "mlp_bias": False,
+    }
+
+
+def _glm4(config: Config) -> Fields:
+    return {**_glm(config), "sandwich_norm": True}
 
 
 def _glm4_moe(config: Config) -> Fields:
@@ -41,7 +65,30 @@ def _glm_moe_dsa(config: Config) -> Fields:
     }
 
 
+_GLM4_DEFAULTS = {
+    "partial_rotary_factor": 0.5,
+    "attention_bias": True,
+    "head_dim": 128,
+    "rms_norm_eps": 1.5625e-7,
+}
+
 FAMILIES = (
+    Family(
+        name="glm",
+        model_types=("glm",),
+        defaults=_GLM4_DEFAULTS,
+        fields=_glm,
+        trains=_TRAINS,
+        tensors=_FUSED,
+    ),
+    Family(
+        name="glm4",
+        model_types=("glm4",),
+        defaults=_GLM4_DEFAULTS,
+        fields=_glm4,
+        trains=_TRAINS | {"norms behind sublayers"},
+        tensors=_FUSED,
+    ),
     Family(
         name="glm4_moe",
         model_types=("glm4_moe",),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msllm.models.families.decoder import flag
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.llama import BIASES, SCALED_ROPE
+from msllm.models.weight_map import TensorNames
 
 
 def _attention_bias(config: Config) -> Fields:
@@ -33,5 +35,7 @@ FAMILIES = (
         model_types=("internlm3",),
         defaults={"rms_norm_eps": 1e-5},
         fields=_internlm3,
+        trains=SCALED_ROPE | BIASES,
+        tensors=TensorNames(),
     ),
 )

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from msllm.models.families.decoder import experts, flag, number, size
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.weight_map import Gated, TensorNames
+
+_FUSED = TensorNames(
+    qkv="self_attn.qkv_proj",
+    dense=Gated(gate="mlp.gate_up_proj", up="mlp.gate_up_proj", down="mlp.down_proj"),
+)
 
 
 def _phimoe(config: Config) -> Fields:
@@ -21,7 +27,13 @@ def _phimoe(config: Config) -> Fields:
 
 
 FAMILIES = (
-    Family(name="phi3", model_types=("phi3",), defaults={"rms_norm_eps": 1e-5}),
+    Family(
+        name="phi3",
+        model_types=("phi3",),
+        defaults={"rms_norm_eps": 1e-5},
+        trains=frozenset({"rope: longrope", "partial rotary", "sliding window"}),
+        tensors=_FUSED,
+    ),
     Family(
         name="phimoe",
         model_types=("phimoe",),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msllm.models.families.decoder import flag
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.llama import BIASES, SCALED_ROPE
+from msllm.models.weight_map import TensorNames
 
 
 def _fields(config: Config) -> Fields:
@@ -16,5 +18,7 @@ FAMILIES = (
         model_types=("seed_oss",),
         defaults={"head_dim": 128, "attention_bias": True},
         fields=_fields,
+        trains=SCALED_ROPE | BIASES,
+        tensors=TensorNames(),
     ),
 )
