@@ -11,7 +11,6 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import cast
 
 from msllm.config import RunConfig
@@ -22,6 +21,7 @@ from msllm.engine.layout import Layout, divides
 from msllm.engine.placement import placement
 from msllm.engine.planning import memory
 from msllm.engine.run_identity import check_folder
+from msllm.engine.training import resume
 from msllm.errors import MsllmError, Problem
 from msllm.models.architecture import Architecture
 from msllm.models.families import families
@@ -48,12 +48,15 @@ def check_run(config: RunConfig) -> list[Problem]:
         problems += check_model(config, architecture)
         problems += _sizes(config, architecture, kind)
         problems += _recompute(config, architecture)
-        problems += _init_from(config, architecture)
     problems += _schedule(config)
     problems += _optimizer(config)
     problems += _data(config, architecture)
     problems += check_folder(config)
-    problems += _resume(config)
+    try:
+        if resume.checkpoint_of(config) is None and architecture is not None:
+            problems += _init_from(config, architecture)
+    except MsllmError as error:
+        problems += error.problems
     problems += _sinks(config)
     if config.launch.nodes > 1 and config.out is None:
         hint = "give --out DIR on each"
@@ -292,29 +295,12 @@ def _data(config: RunConfig, architecture: Architecture | None) -> list[Problem]
 
 
 def _init_from(config: RunConfig, architecture: Architecture) -> list[Problem]:
-    """Hold published weights against the model, unless the run goes on from a checkpoint."""
-    if config.checkpoint.init_from is None or config.checkpoint.resume not in ("auto", "never"):
+    """Hold published weights against the model."""
+    if config.checkpoint.init_from is None:
         return []
-    from msllm.engine.training.checkpoint_folder import complete
-    from msllm.engine.training.run_folder import RunFolder
     from msllm.engine.weights.initial import check
 
-    out = config.out
-    if out is not None and complete(RunFolder(out.expanduser()).checkpoints):
-        return []
     return check(config.checkpoint.init_from, architecture)
-
-
-def _resume(config: RunConfig) -> Iterator[Problem]:
-    resume = config.checkpoint.resume
-    if resume in ("auto", "never"):
-        return
-    from msllm.engine.training.checkpoint_folder import open_checkpoint
-
-    try:
-        open_checkpoint(Path(resume))
-    except MsllmError as error:
-        yield from (Problem(p.problem, f"--resume {resume}", p.hint) for p in error.problems)
 
 
 def _sinks(config: RunConfig) -> list[Problem]:

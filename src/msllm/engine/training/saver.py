@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -28,17 +27,6 @@ from msllm.errors import RunError
 from msllm.models.architecture import Architecture
 
 SIZES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
-
-
-def find(run: RunConfig, folder: RunFolder) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """The checkpoint to go on from, as `checkpoint.resume` says, and notes on broken ones."""
-    resume = run.checkpoint.resume
-    if resume == "never":
-        return None, ()
-    if resume == "auto":
-        latest = checkpoint_folder.latest_complete(folder.checkpoints)
-        return latest.checkpoint, latest.notes
-    return checkpoint_folder.open_checkpoint(Path(resume)), ()
 
 
 class Saver:
