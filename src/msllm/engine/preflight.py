@@ -50,13 +50,9 @@ def check_run(config: RunConfig) -> list[Problem]:
         problems += _recompute(config, architecture)
     problems += _schedule(config)
     problems += _optimizer(config)
-    problems += _data(config, architecture)
-    problems += check_folder(config)
-    try:
-        if resume.checkpoint_of(config) is None and architecture is not None:
-            problems += _init_from(config, architecture)
-    except MsllmError as error:
-        problems += error.problems
+    data, folder = _data(config, architecture), check_folder(config)
+    problems += data + folder
+    problems += _beginning(config, architecture, comparable=not data and not folder)
     problems += _sinks(config)
     if config.launch.nodes > 1 and config.out is None:
         hint = "give --out DIR on each"
@@ -294,8 +290,18 @@ def _data(config: RunConfig, architecture: Architecture | None) -> list[Problem]
     return check_sources(config.data, architecture.vocab_size if architecture else unknown)
 
 
-def _init_from(config: RunConfig, architecture: Architecture) -> list[Problem]:
-    """Hold published weights against the model."""
+def _beginning(
+    config: RunConfig, architecture: Architecture | None, comparable: bool
+) -> list[Problem]:
+    """Check what the run begins with: a checkpoint, if its run can be compared, or weights."""
+    try:
+        checkpoint = resume.checkpoint_of(config)
+    except MsllmError as error:
+        return error.problems
+    if architecture is None:
+        return []
+    if checkpoint is not None:
+        return resume.check_inputs(config, checkpoint) if comparable else []
     if config.checkpoint.init_from is None:
         return []
     from msllm.engine.weights.initial import check

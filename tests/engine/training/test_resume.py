@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from msllm.config import RunConfig, write_run
 from msllm.engine import preflight
+from msllm.engine.data.fingerprint import fingerprint
+from msllm.engine.data.indexed import IndexedWriter
 from msllm.engine.training import checkpoint_folder
 from msllm.engine.training.checkpoint_folder import Checkpoint, Manifest
 from msllm.engine.training.run_folder import RunFolder
+from msllm.models.resolve import resolve_model
 
 
 def config(out: Path, **changes: Any) -> RunConfig:
@@ -43,3 +50,55 @@ def test_published_weights_are_looked_at_unless_the_run_goes_on(tmp_path):
     assert refusals(other) == []
     (checkpoint.path / "weights").unlink()
     assert missing in refusals(run)
+
+
+def write(prefix: Path, token: int) -> Path:
+    with IndexedWriter(prefix, np.uint16) as writer:
+        writer.append(np.full(9000, token, np.uint16), np.full(2, 4500, np.int32))
+    return prefix
+
+
+def test_files_replaced_under_their_names_are_named(tmp_path):
+    first, second = write(tmp_path / "a", 1), write(tmp_path / "b", 2)
+    data = {"paths": [str(first)], "valid_paths": [str(second)]}
+    run = config(tmp_path / "x", data=data)
+    checkpoint = saved(run, 4, extra={"inputs": fingerprint(run.data)})
+    assert refusals(run) == []
+    write(second, 3)
+    (problem,) = preflight.check_run(run)
+    assert problem.problem == f"changed since the run was saved at step 4: {second}.bin"
+    assert problem.where == f"--out {run.out}"
+    assert "restore" in problem.hint
+    assert "another --out" in problem.hint
+    again = {"checkpoint": {"resume": str(checkpoint.path)}, "data": data}
+    assert refusals(config(tmp_path / "x", **again)) == [problem.problem]
+    assert refusals(config(tmp_path / "y", **again)) == []  # another run may take other files
+    write(second, 2)
+    assert refusals(run) == []
+
+
+def test_checkpoints_without_marks_are_gone_on_from(tmp_path):
+    prefix = write(tmp_path / "a", 1)
+    run = config(tmp_path / "x", data={"paths": [str(prefix)]})
+    saved(run, 4, extra={"optimizer": "adamw"})
+    write(prefix, 2)
+    assert refusals(run) == []
+
+
+def test_a_models_folder_must_give_the_same_shape(tmp_path):
+    shape = {
+        "model_type": "qwen3", "hidden_size": 64, "num_hidden_layers": 4,
+        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 8,
+        "intermediate_size": 96, "vocab_size": 300, "max_position_embeddings": 8192,
+    }  # fmt: skip
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(shape))
+    run = config(tmp_path / "x", model=str(tmp_path))
+    architecture = asdict(resolve_model(run.model).architecture)
+    del architecture["vocab_size"]  # as an earlier msllm, which knew less of a shape
+    saved(run, 4, architecture=architecture)
+    file.write_text(json.dumps(shape | {"torch_dtype": "float32", "vocab_size": 400}))
+    assert refusals(run) == []
+    file.write_text(json.dumps(shape | {"rope_theta": 5000.0}))
+    (said,) = refusals(run)
+    assert f"the config.json in {tmp_path} (rope.theta was 10000.0 and now is 5000.0)" in said

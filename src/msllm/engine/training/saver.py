@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from msllm.config import RunConfig
+from msllm.engine.data.fingerprint import fingerprint
 from msllm.engine.layout import Layout
 from msllm.engine.training import checkpoint_folder
 from msllm.engine.training.checkpoint_folder import Checkpoint, Manifest
@@ -44,6 +45,7 @@ class Saver:
         self._architecture, self._layout = architecture, layout
         self._rank = dist.get_rank()
         self._events = EventLog(folder.events)
+        self._inputs = fingerprint(run.data) if self._rank == 0 else {}
         self._queue: Any = None
         self.last_saved = -1
 
@@ -125,7 +127,7 @@ class Saver:
             layout={name: getattr(self._layout, name) for name in SIZES},
             architecture=asdict(self._architecture),
             config_digest=hashlib.sha256(config.encode()).hexdigest(),
-            extra={"optimizer": optimizer_format(self._run)},
+            extra={"optimizer": optimizer_format(self._run), "inputs": self._inputs},
         )
 
 
