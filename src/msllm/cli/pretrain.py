@@ -63,6 +63,7 @@ def pretrain(
     """Train a model on text."""
     from msllm.cli import recipe, settings
     from msllm.engine import preflight
+    from msllm.engine.training import resume
     from msllm.models.resolve import resolve_model
 
     resolved = settings.resolve(
@@ -74,6 +75,9 @@ def pretrain(
     problems = [*resolved.problems, *preflight.check(resolved.config)]
     if problems:
         raise InputError(problems)
+    if (step := resume.finished_at(resolved.config)) is not None:
+        print(f"already at step {step}, nothing to do", file=sys.stderr)
+        return
     model = resolve_model(resolved.config.model)
     for warning in preflight.warnings(resolved.config, model.architecture):
         print(f"warning: {warning}", file=sys.stderr)

@@ -301,7 +301,8 @@ def _beginning(
     if architecture is None:
         return []
     if checkpoint is not None:
-        return resume.check_inputs(config, checkpoint) if comparable else []
+        found = resume.check_steps(config, checkpoint)
+        return found + (resume.check_inputs(config, checkpoint) if comparable else [])
     if config.checkpoint.init_from is None:
         return []
     from msllm.engine.weights.initial import check

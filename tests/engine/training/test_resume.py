@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from msllm.cli import app
 from msllm.config import RunConfig, write_run
-from msllm.engine import preflight
+from msllm.engine import launch, preflight
 from msllm.engine.data.fingerprint import fingerprint
 from msllm.engine.data.indexed import IndexedWriter
 from msllm.engine.training import checkpoint_folder
@@ -29,6 +30,10 @@ def saved(run: RunConfig, step: int, **manifest: Any) -> Checkpoint:
     assert run.out is not None
     folder = RunFolder(run.out).create()
     write_run(run, folder.config)
+    return save(folder, step, **manifest)
+
+
+def save(folder: RunFolder, step: int, **manifest: Any) -> Checkpoint:
     path = checkpoint_folder.begin(folder.checkpoints, step)
     (path / "weights").write_text("heavy")
     return checkpoint_folder.commit(path, Manifest(step=step, **manifest))
@@ -50,6 +55,39 @@ def test_published_weights_are_looked_at_unless_the_run_goes_on(tmp_path):
     assert refusals(other) == []
     (checkpoint.path / "weights").unlink()
     assert missing in refusals(run)
+
+
+def pretrain(out: Path, steps: int, *more: str) -> int:
+    command = ["pretrain", "--model", "tiny-qwen3", "--device", "cpu", "--data", "mock", "--force"]
+    return app.run([*command, "--out", str(out), "--steps", str(steps), *more])
+
+
+def test_steps_that_are_done_are_not_done_again(tmp_path, capsys, monkeypatch):
+    started: list[Any] = []
+    monkeypatch.setattr(launch, "launch", lambda *a, **_: started.append(a))
+    assert pretrain(tmp_path / "x", 8, "--set", "train.decay_steps=99") == 0
+    folder = RunFolder(tmp_path / "x")
+    save(folder, 4)
+    save(folder, 8)
+    before = folder.config.read_bytes()
+    assert len(started) == 1
+    capsys.readouterr()
+
+    assert pretrain(folder.path, 7) == 2
+    error = capsys.readouterr().err
+    assert "the run is already at step 8" in error
+    assert "at: --steps 7" in error
+    assert "give more than 8" in error
+    assert pretrain(folder.path, 8) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", "already at step 8, nothing to do\n")
+    assert folder.config.read_bytes() == before
+    assert len(started) == 1
+
+    earlier = str(folder.checkpoints / "step-00000004")
+    assert pretrain(folder.path, 7, "--resume", earlier) == 0  # from there, there is work to do
+    assert pretrain(folder.path, 9) == 0
+    assert len(started) == 3
 
 
 def write(prefix: Path, token: int) -> Path:

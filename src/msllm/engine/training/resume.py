@@ -50,6 +50,22 @@ def checkpoint_of(config: RunConfig) -> Checkpoint | None:
     return find(config.checkpoint.resume, folder)[0]
 
 
+def check_steps(config: RunConfig, checkpoint: Checkpoint) -> list[Problem]:
+    """Refuse fewer steps than are done; as many leave nothing to do, see `finished_at`."""
+    steps, done = config.train.steps, checkpoint.step
+    if steps >= done:
+        return []
+    where = f"--steps {steps}"
+    return [Problem(f"the run is already at step {done}", where, f"give more than {done}")]
+
+
+def finished_at(config: RunConfig) -> int | None:
+    """The run's last step if its checkpoint is there already; None if there is work to do."""
+    checkpoint = checkpoint_of(config)
+    done = checkpoint is not None and checkpoint.step == config.train.steps
+    return config.train.steps if done else None
+
+
 def check_inputs(config: RunConfig, checkpoint: Checkpoint) -> list[Problem]:
     """Refuse to go on with other files than the run was trained on, under the same names.
 
