@@ -59,6 +59,14 @@ class Section(BaseModel):
             raise ValueError("must be a number or text, not true or false")
         return value
 
+    @field_validator("*")
+    @classmethod
+    def _no_nul(cls, value: Any) -> Any:
+        """Refuse a byte that no path can hold; YAML can write it."""
+        if any("\0" in str(item) for item in (value if isinstance(value, list) else [value])):
+            raise ValueError("must have no NUL byte")
+        return value
+
 
 class LayoutConfig(Section):
     """How the model and the batch are spread over the devices."""

@@ -48,6 +48,17 @@ def test_one_run_gets_its_picture_in_its_folder(tmp_path: Path) -> None:
     assert f"wrote {run / 'plot.png'}" in result.stderr
 
 
+def test_lines_that_are_left_out_are_told(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("{}\n{}\n")
+    result = invoke(run)
+    assert result.exit_code == 0
+    what = "2 lines are damaged and left out, the first is line 21"
+    assert f"warning: {run / 'metrics.jsonl'}: {what}\n" in result.stderr
+    assert "damaged" not in result.stdout
+
+
 def test_options_arrive(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / name) for name in ("a", "b")]
     out = tmp_path / "both.svg"

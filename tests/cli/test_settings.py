@@ -353,3 +353,29 @@ def test_machines_are_counted_by_the_scheduler(monkeypatch):
 
 def test_a_model_nobody_knows_is_left_to_preflight():
     assert from_recipe(model="no-such").config.model == "no-such"
+
+
+# --- values that do not count -----------------------------------------------------------------
+
+
+def test_a_wrong_value_is_refused_though_another_wins(tmp_path):
+    file = written(tmp_path, "model: tiny-qwen3\nseed: x\ntrain: {lr: 1e-4, steps: few}\n")
+    assignments = ["data.paths=3", "train.steps=-1", "train.steps=5", "train.lr=2e-4"]
+    resolved = resolve(flags(data=["mock"], seed="7"), assignments, file)
+    assert [(p.problem, p.where) for p in resolved.problems] == [
+        ("train.steps is 'few', but must be a whole number", "my.yaml:3 (train.steps)"),
+        ("train.steps is -1, but must be greater than 0", "--set (train.steps)"),
+        ("seed is 'x', but must be a whole number", "my.yaml:2 (seed)"),
+        ("data.paths is 3, but must be a list", "--set (data.paths)"),
+    ]
+    config = resolved.config
+    assert (config.data.paths, config.seed, config.train.steps) == (["mock"], 7, 5)
+
+
+@pytest.mark.parametrize("path", ["out", "model", "data.paths", "data.tokenizer"])
+def test_no_text_holds_a_nul_byte(path):
+    text = r'[mock, "a\0b"]' if path == "data.paths" else r'"a\0b"'
+    resolved = resolve(flags(model="tiny-qwen3"), [f"{path}={text}"], None)
+    (problem,) = resolved.problems
+    assert problem.problem.startswith(f"{path} is ")
+    assert problem.problem.endswith(", but must have no NUL byte")

@@ -58,6 +58,9 @@ def plot(
     from msllm.engine.training.plot_text import draw_terminal
 
     loaded = load_runs(runs)
+    for run in loaded:
+        if run.left_out:
+            typer.echo(f"warning: {run.left_out}", err=True)
     panels = make_panels(loaded, metric or DEFAULT_METRICS, x.value, smooth)
     picture = out or (_folder(runs[0]) if len(runs) == 1 else Path()) / "plot.png"
     title = loaded[0].name if len(loaded) == 1 else f"{len(loaded)} runs"

@@ -55,7 +55,7 @@ def preprocess(
     ],
     tokenizer: Annotated[Path, typer.Option(metavar="DIR", help="tokenizer folder")],
     out: Annotated[
-        Path,
+        str,
         typer.Option(metavar="PREFIX", help="writes PREFIX_text_document.bin and .idx"),
     ],
     task: Annotated[Task, typer.Option(help="what the data is for")] = Task.PRETRAIN,

@@ -71,13 +71,12 @@ def resolve(
         InputError: No model is named, so that nothing more can be said; with all other problems.
     """
     problems: list[Problem] = []
-    given: Settings = {}
-    unread = False
+    from_file: Settings = {}
     if file is not None:
-        given |= _collect(lambda: read_file(file, problems), problems)
-        unread = bool(problems) and not given
-    given |= read_assignments(assignments, problems)
-    given |= flags
+        from_file = _collect(lambda: read_file(file, problems), problems)
+    unread = bool(problems) and not from_file
+    assigned = [read_assignments([item], problems) for item in assignments]
+    given = _join([from_file, *assigned, flags], problems)
     if unread and "model" not in given:  # the file may well name one
         raise InputError(problems)
     config = _validate(given, problems)
@@ -85,6 +84,18 @@ def resolve(
     return Resolved(
         _validate({**filled, **given}, problems), _sources({**filled, **given}), tuple(problems)
     )
+
+
+def _join(layers: list[Settings], problems: list[Problem]) -> Settings:
+    """Put layers over each other, the last one wins; a value that loses must be right too."""
+    given: Settings = {}
+    for layer in layers:
+        for path in (path for path in layer if path in given):
+            alone = {"model": Setting("any", DEFAULT), path: given[path]}
+            _, found = _validated(alone)
+            problems += found.values()
+        given |= layer
+    return given
 
 
 def read_assignments(assignments: list[str], problems: list[Problem]) -> Settings:
@@ -199,20 +210,28 @@ def _validate(settings: Settings, problems: list[Problem]) -> RunConfig:
     Raises:
         InputError: Without them there is no model.
     """
-    try:
-        return RunConfig.model_validate(_nested(settings))
-    except ValidationError as error:
-        found: dict[str, Problem] = {}
-        for detail in error.errors():
-            path = _setting_of(detail["loc"])
-            if path not in found:
-                found[path] = _explain(path, dict(detail), settings)
+    config, found = _validated(settings)
+    if config is not None:
+        return config
     problems += found.values()
     for path in found:
         settings.pop(path, None)
     if "model" not in settings:
         raise InputError(problems)
     return RunConfig.model_validate(_nested(settings))
+
+
+def _validated(settings: Settings) -> tuple[RunConfig | None, dict[str, Problem]]:
+    """Make the RunConfig, or say for each wrong setting what is wrong."""
+    try:
+        return RunConfig.model_validate(_nested(settings)), {}
+    except ValidationError as error:
+        found: dict[str, Problem] = {}
+        for detail in error.errors():
+            path = _setting_of(detail["loc"])
+            if path not in found:
+                found[path] = _explain(path, dict(detail), settings)
+        return None, found
 
 
 def _nested(settings: Settings) -> dict[str, Any]:
@@ -262,7 +281,7 @@ def _expected(detail: dict[str, Any]) -> str:
         "less_than_equal": f"must be at most {_limit(context, 'le')}",
         "literal_error": f"must be one of {context.get('expected')}",
     }
-    return words.get(kind) or re.sub(r"^(Input|Value error,) ?(should)?", "must", detail["msg"])
+    return words.get(kind) or re.sub(r"^(Input should|Value error, must)", "must", detail["msg"])
 
 
 def _limit(context: Mapping[str, Any], key: str) -> str:

@@ -18,9 +18,14 @@ def check_parent(path: Path, where: str) -> list[Problem]:
     return []
 
 
-def check_prefix(path: Path, where: str) -> list[Problem]:
-    """List what keeps files whose names begin with `path` from being made."""
-    if not path.name or path.name == ".." or path.expanduser().is_dir():
+def check_prefix(prefix: str | Path, where: str) -> list[Problem]:
+    """List what keeps files whose names begin with `prefix` from being made.
+
+    Of a text the slash at its end is seen, which says that a folder is meant.
+    """
+    path = Path(prefix)
+    folder = str(prefix).endswith(os.sep) or path.expanduser().is_dir()
+    if folder or not path.name or path.name == "..":
         hint = f"give a prefix, such as {path / 'text'}"
-        return [Problem(f"{str(path)!r} is a folder, not the beginning of a name", where, hint)]
+        return [Problem(f"{str(prefix)!r} is a folder, not the beginning of a name", where, hint)]
     return check_parent(path, where)

@@ -72,6 +72,37 @@ def test_all_bad_runs_are_named_together(tmp_path: Path, run: Path) -> None:
     assert "no finished step yet" in texts[3]
 
 
+GARBAGE = bytes(range(256))
+
+
+@pytest.mark.parametrize(
+    ("lines", "left_out"),
+    [
+        ([b"{}\n"], "line 3 is damaged and left out"),
+        ([b'{"step": 3, "lo\n', b"\n", GARBAGE + b"\n"],
+         "3 lines are damaged and left out, the first is line 3"),
+        ([b"\0\0\0"], "line 3 is damaged and left out"),
+        ([b'{"step": 3, "lo'], ""),
+        ([b"\n", b'{"'], ""),
+        ([], ""),
+    ],
+)  # fmt: skip
+def test_damaged_lines_are_counted(tmp_path: Path, lines: list[bytes], left_out: str) -> None:
+    file = make_run(tmp_path / "r", step(1), step(2)) / "metrics.jsonl"
+    file.write_bytes(file.read_bytes() + b"".join(lines))
+    (loaded,) = load_runs([file])
+    assert [s.step for s in loaded.steps] == [1, 2]
+    assert loaded.left_out == (f"{file}: {left_out}" if left_out else "")
+
+
+@pytest.mark.parametrize("content", [GARBAGE, b"\0" * 4096, b"{}\n[]\n", b"\x89PNG\r\n" * 99])
+def test_a_file_of_garbage_is_damaged(tmp_path: Path, content: bytes) -> None:
+    path = make_run(tmp_path / "r")
+    (path / "metrics.jsonl").write_bytes(content)
+    with pytest.raises(InputError, match=r"metrics.jsonl is damaged: no line of it can be read"):
+        load_runs([path])
+
+
 def test_curves_are_the_figures_of_the_steps(run: Path) -> None:
     (loaded,) = load_runs([run])
     loss, speed = make_panels([loaded], smooth=1)

@@ -88,7 +88,7 @@ class _Task:
 def preprocess(
     paths: list[Path],
     tokenizer: Path,
-    out: Path,
+    out: str | Path,
     *,
     workers: int,
     text_key: str = "text",
@@ -117,6 +117,7 @@ def preprocess(
     """
     if problems := check_prefix(out, f"--out {out}"):
         raise InputError(problems)
+    out = Path(out)
     prefix = out if out.name.endswith(SUFFIX) else out.with_name(out.name + SUFFIX)
     keys = split_keys(text_key)
     files, loaded, eod = _check_inputs(paths, tokenizer, prefix, append_eod, overwrite)

@@ -161,9 +161,36 @@ def iterate_records(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
     """
     with path.open("rb") as lines:
         for raw in lines:
-            record = parse_line(raw)
-            if record is not None and isinstance(record.get("step"), int):
+            record = _record_of(raw)
+            if record is not None:
                 yield raw, record
+
+
+def broken_lines(path: Path) -> list[int]:
+    """Number the lines, from 1, that are neither a step, nor blank, nor cut off at the end.
+
+    Raises:
+        InputError: If the file can't be read.
+    """
+    try:
+        with path.open("rb") as lines:
+            return [
+                number
+                for number, raw in enumerate(lines, 1)
+                if raw.strip() and not _is_cut(raw) and _record_of(raw) is None
+            ]
+    except OSError as error:
+        raise _unreadable(path, error) from error
+
+
+def _record_of(raw: bytes) -> dict[str, Any] | None:
+    record = parse_line(raw)
+    return record if record is not None and isinstance(record.get("step"), int) else None
+
+
+def _is_cut(raw: bytes) -> bool:
+    """Whether a line is the beginning of one that was still being written."""
+    return raw.startswith(b"{") and raw.isascii() and not raw.endswith(b"\n")
 
 
 def parse_line(raw: bytes) -> dict[str, Any] | None:
@@ -188,7 +215,7 @@ def read_metrics(path: Path) -> list[StepMetrics]:
         for _, record in iterate_records(path):
             steps[record["step"]] = StepMetrics.from_record(record)
     except OSError as error:
-        raise InputError(f"cannot read the metrics: {error.strerror}", str(path)) from error
+        raise _unreadable(path, error) from error
     except TypeError as error:
         raise InputError(
             "a line lacks figures that msllm writes for every step",
@@ -196,6 +223,10 @@ def read_metrics(path: Path) -> list[StepMetrics]:
             "is it the metrics.jsonl of an msllm run?",
         ) from error
     return [steps[step] for step in sorted(steps)]
+
+
+def _unreadable(path: Path, error: OSError) -> InputError:
+    return InputError(f"cannot read the metrics: {error.strerror}", str(path))
 
 
 def truncate_after(path: Path, step: int) -> int:

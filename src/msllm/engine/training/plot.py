@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from msllm.engine.training.metrics import StepMetrics, read_metrics
+from msllm.engine.training.metrics import StepMetrics, broken_lines, read_metrics
 from msllm.errors import InputError, MsllmError, Problem, closest
 
 XAxis = Literal["step", "tokens", "time"]
@@ -53,10 +53,11 @@ QUANTITIES: dict[str, Quantity] = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A run's name in the legend, and its steps."""
+    """A run's name in the legend, its steps, and what of its file could not be read, in words."""
 
     name: str
     steps: Sequence[StepMetrics]
+    left_out: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,24 +88,38 @@ def load_runs(paths: Sequence[Path]) -> list[Run]:
         InputError: With one problem for each path that holds no steps.
     """
     problems: list[Problem] = []
-    found: list[tuple[Path, list[StepMetrics]]] = []
+    found: list[tuple[Path, list[StepMetrics], str]] = []
     for path in paths:
         file = path / "metrics.jsonl" if path.is_dir() else path
         try:
             if not file.exists():
                 what = "has no metrics.jsonl" if path.is_dir() else "does not exist"
                 raise InputError(f"{path} {what}", "RUN", "give the folder of an msllm run")
-            steps = read_metrics(file)
+            steps, broken = read_metrics(file), broken_lines(file)
+            if broken and not steps:
+                what = f"{file} is damaged: no line of it can be read"
+                raise InputError(what, "RUN", "restore it from a copy, or leave the run out")
             if not steps:
                 raise InputError(f"{file} holds no finished step yet", "RUN", "wait for step 1")
         except MsllmError as error:
             problems += error.problems
         else:
-            found.append((file.parent, steps))
+            found.append((file.parent, steps, _left_out(file, broken)))
     if problems:
         raise InputError(problems)
-    names = _short_names([folder for folder, _ in found])
-    return [Run(name, steps) for name, (_, steps) in zip(names, found, strict=True)]
+    names = _short_names([folder for folder, *_ in found])
+    return [
+        Run(name, steps, left_out) for name, (_, steps, left_out) in zip(names, found, strict=True)
+    ]
+
+
+def _left_out(file: Path, broken: Sequence[int]) -> str:
+    if not broken:
+        return ""
+    first = f"line {broken[0]:,}"
+    if len(broken) == 1:
+        return f"{file}: {first} is damaged and left out"
+    return f"{file}: {len(broken):,} lines are damaged and left out, the first is {first}"
 
 
 def _short_names(folders: Sequence[Path]) -> list[str]:
