@@ -463,7 +463,7 @@ def msllm(*arguments: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.distributed
-def test_a_run_from_raw_text_to_its_end_and_on(tmp_path, tokenizer):
+def test_a_run_from_raw_text_to_its_end_and_on(tmp_path, tokenizer, capsys):
     model = model_folder(tmp_path / "model")
     (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 300)
     command = [
@@ -489,6 +489,18 @@ def test_a_run_from_raw_text_to_its_end_and_on(tmp_path, tokenizer):
         json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()
     ]
     assert steps == [1, 2, 3]
+
+    more = [*command, "4", "--out", str(folder)]
+    binary = Path(f"{again.data.paths[0]}.bin")
+    tokens = binary.read_bytes()
+    binary.write_bytes(tokens[2:] + tokens[:2])
+    assert f"saved at step 3: {binary}\n" in refused(capsys, base=more)
+    binary.write_bytes(tokens)
+    (tmp_path / "a.txt").write_text("the lazy dog sleeps. " * 300)
+    assert "`a.txt` is not what the run was started with" in refused(capsys, base=more)
+    (tmp_path / "a.txt").write_text("the quick brown fox jumps over the lazy dog. " * 300)
+    model_folder(model, rope_theta=5000.0)
+    assert "rope.theta was 10000.0 and now is 5000.0" in refused(capsys, base=more)
 
 
 @pytest.mark.distributed

@@ -293,7 +293,7 @@ def test_what_changes_the_curve_makes_another_run(path):
     value = {section: {name: other(path)}} if section else {path: other(path)}
     before = RunConfig(model="tiny-qwen3")
     after = RunConfig.model_validate({"model": "tiny-qwen3", **value})
-    found = compare(before, after, "--out x", data=True)
+    found = compare(before, after, "--out x")
     free = path in FREE or section in FREE_SECTIONS
     # Where no global batch was given it follows from these.
     sizes = ("layout.tp", "layout.pp", "layout.cp", "launch.nodes", "launch.npus")

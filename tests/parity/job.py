@@ -19,13 +19,13 @@ from msllm.config import RunConfig
 from msllm.engine.device import select_device
 from msllm.engine.layout import Layout
 from msllm.engine.megatron.backend import Batch, MegatronBackend
-from msllm.engine.weights import initial
+from msllm.engine.weights import matching
 from msllm.models.architecture import Architecture
 from msllm.models.resolve import resolve_model
 from msllm.models.weight_map import WeightMap
 from tests.parity.mutations import MUTATIONS
 
-RIGHT = initial.mapped
+RIGHT = matching.mapped
 
 
 def build(folder: Path, sizes: dict[str, Any], dtype: str = "fp32") -> MegatronBackend:
@@ -57,7 +57,7 @@ def read_with(mutation: str | None) -> None:
         assert mutation is not None
         return MUTATIONS[mutation](weights)
 
-    initial.mapped = wrong if mutation else RIGHT
+    matching.mapped = wrong if mutation else RIGHT
 
 
 def batches(folder: Path, rank: int, size: int) -> list[Batch]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from msllm.engine.weights.initial import mapped
+from msllm.engine.weights.matching import mapped
 from msllm.engine.weights.transform import scatter
 from msllm.models.resolve import resolve_model
 from msllm.models.weight_map import published_shapes

@@ -65,6 +65,9 @@ COMMANDS: dict[str, Entry] = {
         "msllm.cli.show_model", "show_model", "Show a model's shape, size and recipes."
     ),
     "tokenizer": Entry("msllm.cli.tokenizer", "app", "Make a tokenizer."),
+    "convert": Entry(
+        "msllm.cli.convert", "app", "Convert weights between Hugging Face and Megatron-core."
+    ),
     "preprocess": Entry(
         "msllm.cli.preprocess",
         "preprocess",

@@ -14,7 +14,7 @@ from msllm.cli.flags import RUN, settings_of, with_flags
 from msllm.errors import InputError
 
 if TYPE_CHECKING:
-    from msllm.config import RunConfig, Section
+    from msllm.config import DataConfig, RunConfig, Section
     from msllm.engine.training.run_folder import RunFolder
     from msllm.models.resolve import Model
 
@@ -63,6 +63,7 @@ def pretrain(
     """Train a model on text."""
     from msllm.cli import recipe, settings
     from msllm.engine import preflight
+    from msllm.engine.training import resume
     from msllm.models.resolve import resolve_model
 
     resolved = settings.resolve(
@@ -74,6 +75,9 @@ def pretrain(
     problems = [*resolved.problems, *preflight.check(resolved.config)]
     if problems:
         raise InputError(problems)
+    if (step := resume.finished_at(resolved.config)) is not None:
+        print(f"already at step {step}, nothing to do", file=sys.stderr)
+        return
     model = resolve_model(resolved.config.model)
     for warning in preflight.warnings(resolved.config, model.architecture):
         print(f"warning: {warning}", file=sys.stderr)
@@ -84,7 +88,6 @@ def train(config: RunConfig) -> None:
     """Prepare the data and the folder of a run that was checked, and run it to the end.
 
     Raises:
-        InputError: The folder holds another run's data.
         RunError: A worker failed.
         Interrupted: The run was stopped; what it has learnt is saved.
     """
@@ -98,9 +101,7 @@ def train(config: RunConfig) -> None:
     out = config.out
     assert out is not None
     config = config.model_copy(update={"data": _prepare(config)})
-    folder = RunFolder(out)
-    _check_sources(config, folder)
-    folder.create()
+    folder = RunFolder(out).create()
     environment = Device(preflight.device_kind(config.device)).environment()
     with _only_run(config, folder):
         write_run(config, folder.config)
@@ -175,34 +176,10 @@ def free_folder(parent: Path, name: str) -> Path:
     return parent / f"{name}-{max(taken) + 1}"
 
 
-def _prepare(config: RunConfig) -> Any:
-    """Tokenize raw data, once; sources are written as absolute paths."""
+def _prepare(config: RunConfig) -> DataConfig:
+    """Tokenize raw data, once."""
     from msllm.cli.data_progress import show_progress
     from msllm.engine.data.cache import prepare_data
 
     with show_progress() as progress:
-        data = prepare_data(config.data, progress)
-    return data.model_copy(
-        update={
-            "paths": [_absolute(item) for item in data.paths],
-            "valid_paths": [_absolute(item) for item in data.valid_paths],
-        }
-    )
-
-
-def _absolute(item: str) -> str:
-    from msllm.engine.data.sources import parse_sources
-
-    (source,), _ = parse_sources([item], "--data")
-    return item if source.kind == "mock" else source.with_path(source.path.resolve())
-
-
-def _check_sources(config: RunConfig, folder: Any) -> None:
-    """Compare the sources with those of the run that is continued; now their names are final."""
-    from msllm.config import read_run
-    from msllm.engine.run_identity import compare
-
-    if folder.config.exists():
-        problems = compare(read_run(folder.config), config, f"--out {folder.path}", data=True)
-        if problems:
-            raise InputError(problems)
+        return prepare_data(config.data, progress)

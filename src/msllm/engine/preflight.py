@@ -11,7 +11,6 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import cast
 
 from msllm.config import RunConfig
@@ -22,6 +21,7 @@ from msllm.engine.layout import Layout, divides
 from msllm.engine.placement import placement
 from msllm.engine.planning import memory
 from msllm.engine.run_identity import check_folder
+from msllm.engine.training import resume
 from msllm.errors import MsllmError, Problem
 from msllm.models.architecture import Architecture
 from msllm.models.families import families
@@ -48,12 +48,11 @@ def check_run(config: RunConfig) -> list[Problem]:
         problems += check_model(config, architecture)
         problems += _sizes(config, architecture, kind)
         problems += _recompute(config, architecture)
-        problems += _init_from(config, architecture)
     problems += _schedule(config)
     problems += _optimizer(config)
-    problems += _data(config, architecture)
-    problems += check_folder(config)
-    problems += _resume(config)
+    data, folder = _data(config, architecture), check_folder(config)
+    problems += data + folder
+    problems += _beginning(config, architecture, comparable=not data and not folder)
     problems += _sinks(config)
     if config.launch.nodes > 1 and config.out is None:
         hint = "give --out DIR on each"
@@ -291,30 +290,25 @@ def _data(config: RunConfig, architecture: Architecture | None) -> list[Problem]
     return check_sources(config.data, architecture.vocab_size if architecture else unknown)
 
 
-def _init_from(config: RunConfig, architecture: Architecture) -> list[Problem]:
-    """Hold published weights against the model, unless the run goes on from a checkpoint."""
-    if config.checkpoint.init_from is None or config.checkpoint.resume not in ("auto", "never"):
-        return []
-    from msllm.engine.training.checkpoint_folder import complete
-    from msllm.engine.training.run_folder import RunFolder
-    from msllm.engine.weights.initial import check
-
-    out = config.out
-    if out is not None and complete(RunFolder(out.expanduser()).checkpoints):
-        return []
-    return check(config.checkpoint.init_from, architecture)
-
-
-def _resume(config: RunConfig) -> Iterator[Problem]:
-    resume = config.checkpoint.resume
-    if resume in ("auto", "never"):
-        return
-    from msllm.engine.training.checkpoint_folder import open_checkpoint
-
+def _beginning(
+    config: RunConfig, architecture: Architecture | None, comparable: bool
+) -> list[Problem]:
+    """Check what the run begins with: a checkpoint, if its run can be compared, or weights."""
     try:
-        open_checkpoint(Path(resume))
+        checkpoint = resume.checkpoint_of(config)
     except MsllmError as error:
-        yield from (Problem(p.problem, f"--resume {resume}", p.hint) for p in error.problems)
+        return error.problems
+    if architecture is None:
+        return []
+    if checkpoint is not None:
+        found = resume.check_steps(config, checkpoint)
+        return found + (resume.check_inputs(config, checkpoint) if comparable else [])
+    if config.checkpoint.init_from is None:
+        return []
+    from msllm.engine.weights.matching import check
+
+    folder = config.checkpoint.init_from.expanduser()
+    return check(folder, architecture, f"--init-from {folder}")
 
 
 def _sinks(config: RunConfig) -> list[Problem]:

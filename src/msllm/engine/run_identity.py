@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from msllm.config import RunConfig, read_run
+from msllm.config import DataConfig, RunConfig, read_run
 from msllm.engine.output_path import check_parent
 from msllm.engine.training.run_folder import RunFolder
 from msllm.errors import InputError, Problem
@@ -32,7 +32,6 @@ FREE = {
 }  # fmt: skip
 """Settings that a resumed run may change."""
 SHOWN = 4
-_SOURCES = ("data.paths", "data.valid_paths")
 
 
 def check_folder(config: RunConfig) -> list[Problem]:
@@ -60,7 +59,10 @@ def check_folder(config: RunConfig) -> list[Problem]:
     except (OSError, ValidationError, yaml.YAMLError) as error:
         first = str(error).splitlines()[0]
         return [Problem(f"cannot read it: {first}", str(folder.config), "name another folder")]
-    return folder.check_live(where) or compare(earlier, config, where)
+    if problems := folder.check_live(where):
+        return problems
+    config, problems = _with_final_sources(config, earlier.data, where)
+    return problems + compare(earlier, config, where)
 
 
 def kept(config: RunConfig) -> dict[str, Any]:
@@ -81,15 +83,10 @@ def kept(config: RunConfig) -> dict[str, Any]:
     return {path: value for path, value in settings.items() if path != "model"}
 
 
-def compare(earlier: RunConfig, config: RunConfig, where: str, data: bool = False) -> list[Problem]:
-    """List the first settings that make it another run; its sources only if `data`.
-
-    Before raw text is tokenized its sources can't be compared: a run's file names the results.
-    """
+def compare(earlier: RunConfig, config: RunConfig, where: str) -> list[Problem]:
+    """List the first settings that make it another run; sources are named as in run.yaml."""
     found = [
-        f"{path} was {old!r} and now is {new!r}"
-        for path, old, new in _differences(earlier, config)
-        if data or path not in _SOURCES
+        f"{path} was {old!r} and now is {new!r}" for path, old, new in _differences(earlier, config)
     ]
     if not found:
         return []
@@ -102,6 +99,41 @@ def compare(earlier: RunConfig, config: RunConfig, where: str, data: bool = Fals
             "name another folder for a new run, or give the earlier settings to go on with that",
         )
     ]
+
+
+def _with_final_sources(
+    config: RunConfig, earlier: DataConfig, where: str
+) -> tuple[RunConfig, list[Problem]]:
+    """Name the sources as a run's file does, text by its tokens; and refuse text that has changed.
+
+    What is wrong with the sources themselves is left to `check_sources`.
+    """
+    from msllm.engine.data.cache import locate_data
+    from msllm.engine.data.sources import parse_sources
+
+    final: dict[str, list[str]] = {}
+    problems: list[Problem] = []
+    try:
+        located = locate_data(config.data)
+    except (InputError, OSError):
+        located = earlier
+    for name in ("paths", "valid_paths"):
+        old, new = getattr(earlier, name), getattr(located, name)
+        sources, _ = parse_sources(getattr(config.data, name), where)
+        changed = [
+            Problem(
+                f"`{source.text}` is not what the run was started with: its text, the tokenizer or "
+                "data.text_key has changed",
+                where,
+                "restore it, or name another folder for a new run",
+            )
+            for source, before, now in zip(sources, old, new, strict=False)
+            if source.kind == "raw" and Path(before).parent.name != Path(now).parent.name
+        ]
+        problems += changed
+        final[name] = old if changed else new
+    data = config.data.model_copy(update=final)
+    return config.model_copy(update={"data": data}), problems
 
 
 def _differences(earlier: RunConfig, config: RunConfig) -> Iterator[tuple[str, Any, Any]]:

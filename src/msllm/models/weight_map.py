@@ -91,6 +91,11 @@ class Weight:
         """How many rows it has."""
         return sum(run.count for run in self.runs)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return (self.rows,) if self.width is None else (self.rows, self.width)
+
     def cut(self, first: int, count: int) -> Iterator[Run]:
         """Give the runs that make up `count` of its rows from `first`; padding rows are in none."""
         start = 0

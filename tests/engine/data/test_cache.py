@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from msllm.config import DataConfig
-from msllm.engine.data import cache as module
-from msllm.engine.data.cache import digest_file, prepare_data
+from msllm.engine.data.cache import prepare_data
 from msllm.engine.data.indexed import IndexedTokens
 from msllm.engine.data.stream import open_streams
 from msllm.engine.data.tokens import Tokenizer
@@ -116,22 +114,3 @@ def test_two_at_once_do_it_once(config, tmp_path):
     assert [process.returncode for process in both] == [0, 0]
     assert lines[0][0] == lines[1][0]
     assert sorted(line[1] for line in lines) == ["False", "True"]
-
-
-def test_large_files_are_known_by_size_time_and_slices(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "WHOLE", 1000)
-    monkeypatch.setattr(module, "SLICE", 8)
-    path = tmp_path / "large"
-    path.write_bytes(bytes(range(250)) * 8)
-    os.utime(path, ns=(0, 10**18))
-    first = digest_file(path)
-    assert digest_file(path) == first
-    os.utime(path, ns=(0, 10**18 + 1))
-    assert digest_file(path) != first
-    content = bytearray(path.read_bytes())
-    for at in (0, len(content) - 1):  # both ends are always among the slices
-        content[at] ^= 1
-        path.write_bytes(content)
-        os.utime(path, ns=(0, 10**18))
-        assert digest_file(path) != first
-        content[at] ^= 1

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 
+from msllm.engine.data import indexed as module
 from msllm.engine.data.indexed import (
     IndexedTokens,
     IndexedWriter,
@@ -85,6 +88,44 @@ def test_damage_is_named(write_prefix, tmp_path):
     assert "data.bin: file not found" in problem()
     assert "holds no documents" in str(find_problem(write_prefix([], "none")))
     assert "holds no tokens" in str(find_problem(write_prefix([[], []], "blank")))
+
+
+@pytest.mark.parametrize("at_once", [2, 1000])
+@pytest.mark.parametrize(
+    ("array", "at", "value"),
+    [
+        ("length", 1, -1),
+        ("length", 0, 9),
+        ("length", 3, -5),
+        ("offset", 1, -2),
+        ("offset", 2, 1 << 40),
+        ("offset", 1, 2**63 - 2),
+        ("offset", 1, 7),
+    ],
+)
+def test_a_document_that_lies_nowhere_is_named(
+    write_prefix, monkeypatch, array, at, value, at_once
+):
+    monkeypatch.setattr(module, "AT_ONCE", at_once)
+    prefix = write_prefix(DOCUMENTS)
+    with files_of(prefix).idx.open("r+b") as stream:
+        start = 34 + (4 * at if array == "length" else 4 * len(DOCUMENTS) + 8 * at)
+        stream.seek(start)
+        stream.write(struct.pack("<i" if array == "length" else "<q", value))
+    problem = find_problem(prefix)
+    assert problem is not None
+    assert problem.problem.startswith(f"document {at} (from 0) has ")
+    assert f"{value:,}" in problem.problem
+    assert problem.where == f"{prefix}.idx"
+    with pytest.raises(InputError, match=f"document {at} "):
+        IndexedTokens(prefix)
+
+
+@pytest.mark.parametrize(("offset", "length"), [(0, 5), (-1, 1), (4, 1), (5, None), (2, -1)])
+def test_a_document_is_not_read_beyond_its_ends(write_prefix, offset, length):
+    tokens = IndexedTokens(write_prefix(DOCUMENTS))
+    with pytest.raises(IndexError, match="of a sequence of 4"):
+        tokens.read(3, offset, length)
 
 
 def test_files_appear_only_when_whole(tmp_path):

@@ -6,6 +6,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from msllm.config import DataConfig
 from msllm.engine.data import sources
 from msllm.engine.data.preprocess import preprocess
 from msllm.engine.data.sources import check_sources, parse_sources, split_documents
+from msllm.errors import InputError
 
 
 def check(paths, vocab_size=60_000, **more) -> list[str]:
@@ -120,7 +122,16 @@ def test_tokenizer_problems(tokenizer_folder, corpus, tmp_path, write_prefix):
     shutil.copy(tokenizer_folder / "tokenizer.json", folder)
     assert "no EOS token" in check([corpus], tokenizer=folder)[0]
     # Indexed documents have their ends already.
-    assert check([write_prefix([[1] * 9])], tokenizer=folder) == []
+    prefix = write_prefix([[1] * 9])
+    assert check([prefix], tokenizer=folder) == []
+    for content in (b'{"eos_token": ', b"\xff{}"):
+        (folder / "tokenizer_config.json").write_bytes(content)
+        for data in (prefix, corpus):
+            (broken,) = check([data], tokenizer=folder)
+            assert broken.startswith(f"{folder / 'tokenizer_config.json'}: not valid JSON")
+        with pytest.raises(InputError) as refused:
+            preprocess([corpus], folder, tmp_path / "none", workers=1, append_eod=False)
+        assert str(refused.value) == broken
 
 
 def test_split_of_many_documents_is_made_in_parts(monkeypatch):

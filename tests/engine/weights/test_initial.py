@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from msllm.engine.weights import initial
+from msllm.engine.weights import matching
 from msllm.models.resolve import resolve_model
 from tests.engine.megatron.conftest import run_ranks
 from tests.parity import dense_cases, moe_cases
@@ -55,7 +55,7 @@ def copy(models, tmp_path):
 def problems(folder: Path, **changes) -> str:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | changes))
-    found = initial.check(folder, resolve_model(str(folder)).architecture)
+    found = matching.check(folder, resolve_model(str(folder)).architecture, "here")
     return "\n".join(map(str, found))
 
 

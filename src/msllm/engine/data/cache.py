@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from msllm.config import DataConfig
+from msllm.engine.data.fingerprint import digest_file
 from msllm.engine.data.indexed import find_problem, writing
 from msllm.engine.data.preprocess import Progress, preprocess
 from msllm.engine.data.records import find_files, kind_of, split_keys
@@ -22,9 +23,6 @@ from msllm.errors import InputError
 
 FORMAT = 1
 """Raised when the same text would give other tokens or files than before."""
-WHOLE = 64 << 20
-SLICES = 64
-SLICE = 1 << 16
 
 
 def prepare_data(config: DataConfig, progress: Progress = lambda report: None) -> DataConfig:
@@ -37,35 +35,53 @@ def prepare_data(config: DataConfig, progress: Progress = lambda report: None) -
         InputError: a source is wrong, or there is raw data and no tokenizer.
         RunError: a tokenizing worker died.
     """
-    return config.model_copy(
-        update={
-            "paths": _prepare(config.paths, "--data", config, progress),
-            "valid_paths": _prepare(config.valid_paths, "--valid-data", config, progress),
-        }
-    )
+    return _each_source(config, lambda source: _tokenize(source, config, progress))
 
 
-def _prepare(items: list[str], where: str, config: DataConfig, progress: Progress) -> list[str]:
-    sources, problems = parse_sources(items, where)
-    if problems:
-        raise InputError(problems)
-    return [
-        source.with_path(_tokenize(source, config, progress)) if source.kind == "raw" else item
-        for source, item in zip(sources, items, strict=True)
-    ]
+def locate_data(config: DataConfig) -> DataConfig:
+    """Name the prefixes that `prepare_data` would, but make none.
+
+    Raises:
+        InputError: as `prepare_data`.
+    """
+    return _each_source(config, lambda source: _prefix(source, config))
 
 
-def _tokenize(source: Source, config: DataConfig, progress: Progress) -> Path:
-    """Return the prefix of a raw source, made now if the cache has none."""
+def _each_source(config: DataConfig, of_raw: Callable[[Source], Path]) -> DataConfig:
+    """Write sources with whole paths, raw ones as the prefix that `of_raw` gives."""
+
+    def name(source: Source) -> str:
+        if source.kind == "mock":
+            return source.text
+        prefix = of_raw(source) if source.kind == "raw" else source.path
+        return source.with_path(prefix.resolve())
+
+    named = {}
+    for field, where in (("paths", "--data"), ("valid_paths", "--valid-data")):
+        sources, problems = parse_sources(getattr(config, field), where)
+        if problems:
+            raise InputError(problems)
+        named[field] = [name(source) for source in sources]
+    return config.model_copy(update=named)
+
+
+def _prefix(source: Source, config: DataConfig) -> Path:
+    """Where the tokens of a raw source are, or would be."""
     if config.tokenizer is None:
         raise InputError(
             f"raw data `{source.text}` needs a tokenizer", "--data", "give --tokenizer DIR"
         )
-    folder = cache_folder(config) / "tokens" / _key(source.path, config, config.tokenizer)
-    with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    prefix = folder / f"data{SUFFIX}"
-    with _locked(folder / "lock"):
+    key = _key(source.path, config, config.tokenizer)
+    return cache_folder(config) / "tokens" / key / f"data{SUFFIX}"
+
+
+def _tokenize(source: Source, config: DataConfig, progress: Progress) -> Path:
+    """Return the prefix of a raw source, made now if the cache has none."""
+    prefix = _prefix(source, config)
+    assert config.tokenizer is not None
+    with writing(prefix.parent):
+        prefix.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(prefix.parent / "lock"):
         if find_problem(prefix) is not None:
             preprocess(
                 [source.path],
@@ -88,27 +104,6 @@ def _key(path: Path, config: DataConfig, tokenizer_folder: Path) -> str:
         digest.update(f"{kind_of(file)} {file.suffix}".encode())
         digest.update(digest_file(file))
     return digest.hexdigest()
-
-
-def digest_file(path: Path) -> bytes:
-    """Hash a file: all of it up to 64 MiB, else its size, time of change and 64 slices.
-
-    Hashing a terabyte would take twenty minutes at every start. A larger file that was changed
-    has another time of change; the slices catch most of those whose times were set back by a copy.
-    What remains keeps size and time and misses the slices, which does not happen by accident.
-    """
-    stat = path.stat()
-    digest = hashlib.blake2b(digest_size=16)
-    with path.open("rb") as stream:
-        if stat.st_size <= WHOLE:
-            while data := stream.read(1 << 20):
-                digest.update(data)
-            return digest.digest()
-        digest.update(f"{stat.st_size} {stat.st_mtime_ns}".encode())
-        for number in range(SLICES):
-            stream.seek((stat.st_size - SLICE) * number // (SLICES - 1))
-            digest.update(stream.read(SLICE))
-    return digest.digest()
 
 
 @contextmanager

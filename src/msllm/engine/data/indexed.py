@@ -35,6 +35,8 @@ DTYPES: dict[int, type[np.generic]] = {
     8: np.uint16,
 }
 CODES = {dtype: code for code, dtype in DTYPES.items()}
+AT_ONCE = 1 << 22
+"""Sequences checked at a time: a hundred megabytes of numbers."""
 REBUILD = "run `msllm preprocess` again, or copy the file again"
 
 
@@ -78,9 +80,9 @@ class Header:
 
 
 def find_problem(prefix: Path) -> Problem | None:
-    """Say what is wrong with PREFIX's files, from their headers and sizes; None if nothing."""
+    """Say what is wrong with PREFIX's files, without reading tokens; None if nothing."""
     try:
-        _read_header(prefix)
+        IndexedTokens(prefix)
     except InputError as error:
         return error.problems[0]
     return None
@@ -137,7 +139,7 @@ def _check_sizes(header: Header, stream: IO[bytes], binary: Path, index: Path) -
     if found_bytes < needed:
         found = f"truncated: {found_bytes:,} bytes of the {needed:,} its .idx describes"
         raise InputError(found, str(binary), REBUILD)
-    if needed <= 0:
+    if found_bytes == 0:
         raise InputError("holds no tokens", str(binary), "preprocess some text")
 
 
@@ -160,6 +162,7 @@ class IndexedTokens:
         self.lengths: NDArray[np.int32] = np.memmap(index, np.int32, "r", HEADER.size, n)
         self._offsets: NDArray[np.int64] = np.memmap(index, np.int64, "r", HEADER.size + 4 * n, n)
         self._tokens: NDArray[Any] = np.memmap(binary, header.dtype, "r")
+        self._check_documents(index)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -174,10 +177,34 @@ class IndexedTokens:
         """Tokens of all sequences."""
         return int(self.lengths.sum(dtype=np.int64))
 
+    def _check_documents(self, index: Path) -> None:
+        """Refuse sequences that don't lie inside .bin; some millions are looked at a time."""
+        size, itemsize = self._tokens.nbytes, self._tokens.itemsize
+        for first in range(0, len(self), AT_ONCE):
+            lengths = self.lengths[first : first + AT_ONCE].astype(np.int64)
+            offsets = self._offsets[first : first + AT_ONCE]
+            # An offset near 2^63 must not wrap around, so nothing is added to it.
+            wrong = (lengths < 0) | (offsets < 0) | (offsets > size - lengths * itemsize)
+            wrong |= offsets % itemsize != 0
+            if wrong.any():
+                at = int(wrong.argmax())
+                raise InputError(
+                    f"document {first + at:,} (from 0) has {lengths[at]:,} tokens at byte "
+                    f"{offsets[at]:,}, which is no place in {size:,} bytes of {itemsize} a token",
+                    str(index),
+                    REBUILD,
+                )
+
     def read(self, sequence: int, offset: int = 0, length: int | None = None) -> NDArray[Any]:
-        """Tokens `[offset, offset + length)` of one sequence, a view of the map."""
+        """Tokens `[offset, offset + length)` of one sequence, a view of the map.
+
+        Raises:
+            IndexError: the sequence has no such tokens.
+        """
         whole = int(self.lengths[sequence])
         count = whole - offset if length is None else length
+        if not 0 <= offset <= offset + count <= whole:
+            raise IndexError(f"tokens {offset} to {offset + count} of a sequence of {whole}")
         start = int(self._offsets[sequence]) // self._tokens.itemsize + offset
         return self._tokens[start : start + count]
 

@@ -29,7 +29,8 @@ class Tokenizer:
     """A tokenizer folder.
 
     Raises:
-        InputError: there is no such folder, or no tokenizer in it that can be loaded.
+        InputError: there is no such folder, or no tokenizer in it that can be loaded, or one of
+            the files that name its special tokens is broken.
     """
 
     def __init__(self, folder: Path):
@@ -37,6 +38,7 @@ class Tokenizer:
         self._file = folder / "tokenizer.json"
         if not folder.is_dir():
             raise InputError("tokenizer folder not found", f"--tokenizer {folder}", "give a folder")
+        self._settings = {name: _read_json(folder / name) for name in EOS_FILES}
         self._fast, self._slow = self._load()
         if self._fast is not None:
             # A tokenizer.json may carry the lengths it was last used with.
@@ -116,8 +118,8 @@ class Tokenizer:
         Raises:
             InputError: no file of the folder names one, or the vocabulary lacks it.
         """
-        for name in EOS_FILES:
-            token = _read_json(self.folder / name).get("eos_token")
+        for name, settings in self._settings.items():
+            token = settings.get("eos_token")
             token = token.get("content") if isinstance(token, dict) else token
             if isinstance(token, str):
                 return self._id_of(token, name)

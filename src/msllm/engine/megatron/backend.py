@@ -144,7 +144,7 @@ class MegatronBackend:
         self.schedule.step(increment=step)
 
     def load_published(self, folder: Path) -> None:
-        """Read Hugging Face weights, which `weights.initial.check` has found to fit."""
+        """Read Hugging Face weights, which `weights.matching.check` has found to fit."""
         from msllm.engine.weights import initial
 
         initial.fill([chunk.module for chunk in self.chunks], folder, self.architecture)

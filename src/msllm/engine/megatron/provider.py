@@ -29,6 +29,7 @@ from msllm.engine.megatron.model_config import ModelConfig
 from msllm.engine.megatron.modules import Activation, CoreAttention, GroupedExperts, Norm
 from msllm.engine.megatron.projections import AttentionOutput, Down, QueryKeyValue
 from msllm.engine.megatron.residual import NormedResidual
+from msllm.engine.weights.stored import FUSED_NORMS
 
 
 class SpecProvider(BackendSpecProvider):
@@ -105,10 +106,7 @@ def layer_spec(config: ModelConfig, layer: int) -> ModuleSpec:
             pre_mlp_layernorm=norm,
             mlp=mlp,
             mlp_bda=_residual(config),
-            sharded_state_dict_keys_map={
-                "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
-                "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
-            },
+            sharded_state_dict_keys_map=dict(FUSED_NORMS),
         ),
     )
 

@@ -82,11 +82,19 @@ def begin(root: Path, step: int) -> Path:
 def commit(folder: Path, manifest: Manifest) -> Checkpoint:
     """Make what was written into `folder` (from `begin`) the checkpoint of its step.
 
-    Every file is synced before the manifest is written, the manifest before the rename, and the
-    rename itself last. `manifest.files` is filled in here.
+    It is sealed first and renamed last.
 
     Raises:
         OSError: If the disk can't take it. `folder` is then a leftover that `recover` removes.
+    """
+    manifest = seal(folder, manifest)
+    return Checkpoint(_publish(folder, manifest.step), manifest)
+
+
+def seal(folder: Path, manifest: Manifest) -> Manifest:
+    """Write the manifest of a folder's files, which makes it complete.
+
+    Every file is synced before the manifest is written. `manifest.files` is filled in here.
     """
     files = {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
     for path in files.values():
@@ -98,7 +106,7 @@ def commit(folder: Path, manifest: Manifest) -> Checkpoint:
         if path.is_dir():
             _sync(path)
     _sync(folder)
-    return Checkpoint(_publish(folder, manifest.step), manifest)
+    return manifest
 
 
 def _publish(folder: Path, step: int) -> Path:

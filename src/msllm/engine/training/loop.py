@@ -20,7 +20,7 @@ from msllm.engine.data.batches import Batches
 from msllm.engine.data.stream import Stream, open_streams
 from msllm.engine.device import Device
 from msllm.engine.layout import Layout
-from msllm.engine.training import checkpoint_folder, saver
+from msllm.engine.training import checkpoint_folder, resume, saver
 from msllm.engine.training.events import EventLog
 from msllm.engine.training.metrics import StepMetrics, Throughput
 from msllm.engine.training.run_folder import RunFolder
@@ -117,7 +117,7 @@ def _resume(job: Job, backend: Any, events: EventLog) -> tuple[int, int]:
         for note in checkpoint_folder.recover(job.folder.checkpoints):
             events.write("note", note)
     dist.barrier()
-    checkpoint, notes = saver.find(job.run, job.folder)
+    checkpoint, notes = resume.find(job.run.checkpoint.resume, job.folder)
     if dist.get_rank() == 0:
         for note in notes:
             events.write("warning", note)

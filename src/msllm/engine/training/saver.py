@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
 from msllm.config import RunConfig
+from msllm.engine.data.fingerprint import fingerprint
 from msllm.engine.layout import Layout
 from msllm.engine.training import checkpoint_folder
 from msllm.engine.training.checkpoint_folder import Checkpoint, Manifest
@@ -28,17 +28,6 @@ from msllm.errors import RunError
 from msllm.models.architecture import Architecture
 
 SIZES = ("tp", "pp", "vpp", "cp", "ep", "etp", "dp")
-
-
-def find(run: RunConfig, folder: RunFolder) -> tuple[Checkpoint | None, tuple[str, ...]]:
-    """The checkpoint to go on from, as `checkpoint.resume` says, and notes on broken ones."""
-    resume = run.checkpoint.resume
-    if resume == "never":
-        return None, ()
-    if resume == "auto":
-        latest = checkpoint_folder.latest_complete(folder.checkpoints)
-        return latest.checkpoint, latest.notes
-    return checkpoint_folder.open_checkpoint(Path(resume)), ()
 
 
 class Saver:
@@ -56,6 +45,7 @@ class Saver:
         self._architecture, self._layout = architecture, layout
         self._rank = dist.get_rank()
         self._events = EventLog(folder.events)
+        self._inputs = fingerprint(run.data) if self._rank == 0 else {}
         self._queue: Any = None
         self.last_saved = -1
 
@@ -137,7 +127,7 @@ class Saver:
             layout={name: getattr(self._layout, name) for name in SIZES},
             architecture=asdict(self._architecture),
             config_digest=hashlib.sha256(config.encode()).hexdigest(),
-            extra={"optimizer": optimizer_format(self._run)},
+            extra={"optimizer": optimizer_format(self._run), "inputs": self._inputs},
         )
 
 

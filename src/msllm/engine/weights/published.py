@@ -7,30 +7,62 @@ the business of `msllm.models.weight_map`.
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from msllm.engine.weights import transform
 from msllm.errors import InputError, Problem
 from msllm.models.weight_map import Run
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 LARGEST_HEADER = 100_000_000
 """Bytes; the format's own limit."""
+WIDTHS = {
+    **{"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2},
+    **{"I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1},
+}
+"""Bytes of a number of each type, as the format spells it."""
+
+
+TORCH_NAMES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "I64": "int64",
+    "I32": "int32",
+    "U8": "uint8",
+}
+"""torch's names of the types that are read; torch itself is not imported for a check."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Where a tensor is, and what: `dtype` as the format spells it, "BF16"."""
+    """Where a tensor is, and what.
+
+    Attributes:
+        file: The file that holds it.
+        shape: Its shape.
+        dtype: Its type as the format spells it, "BF16".
+        offset: Its first byte in the file.
+        size: Its bytes.
+    """
 
     file: Path
     shape: tuple[int, ...]
     dtype: str
+    offset: int
+    size: int
 
 
 class PublishedWeights:
@@ -43,7 +75,6 @@ class PublishedWeights:
     def __init__(self, folder: Path):
         self.folder = folder
         self.entries: dict[str, Entry] = {}
-        self._open: dict[Path, Any] = {}
         problems: list[Problem] = []
         listed = _listed(folder)
         for file in sorted(set(listed.values())) if listed else [folder / SINGLE]:
@@ -61,26 +92,28 @@ class PublishedWeights:
         if problems:
             raise InputError(problems)
 
-    def rows(self, run: Run, columns: tuple[int, int] | None = None) -> Tensor:
-        """Read a run's rows, all columns of them or `(first, count)`, in their own dtype."""
-        entry = self.entries[run.tensor]
-        if entry.file not in self._open:
-            from safetensors import safe_open
+    def dtype(self, name: str) -> torch.dtype:
+        """A tensor's type."""
+        import torch
 
-            # one handle a file; the pages it maps are the system's to drop
-            self._open[entry.file] = safe_open(entry.file, framework="pt")
-        part = self._open[entry.file].get_slice(run.tensor)
-        index: tuple[int | slice, ...] = (
-            slice(run.first, run.first + (run.count - 1) * run.step + 1),
-        )
-        if len(entry.shape) - (run.expert is not None) == 2:
-            first, count = columns or (0, entry.shape[-2 if run.transposed else -1])
-            index += (slice(first, first + count),)
-        if run.transposed:
-            index = index[::-1]
-        found: Tensor = part[index if run.expert is None else (run.expert, *index)]
-        found = found.t() if run.transposed else found
-        return found[:: run.step]
+        found: torch.dtype = getattr(torch, TORCH_NAMES[self.entries[name].dtype])
+        return found
+
+    def tensor(self, name: str) -> Tensor:
+        """A whole tensor, mapped: bytes are read when they are used, and go with the tensor."""
+        import numpy as np
+        import torch
+
+        entry, dtype = self.entries[name], self.dtype(name)
+        if not entry.size:
+            return torch.empty(entry.shape, dtype=dtype)
+        data = np.memmap(entry.file, mode="c", offset=entry.offset, shape=entry.size)
+        return torch.from_numpy(data).view(dtype).view(entry.shape)
+
+    def rows(self, run: Run, columns: tuple[int, int] | None = None) -> Tensor:
+        """A run's rows, all columns of them or `(first, count)`, in their own dtype; mapped."""
+        found = transform.rows(self.tensor(run.tensor), run)
+        return found if columns is None else found.narrow(1, *columns)
 
 
 def _listed(folder: Path) -> dict[str, Path]:
@@ -116,7 +149,10 @@ def _read_header(file: Path) -> Iterator[tuple[str, Entry]]:
             if first != end or last < first:
                 raise ValueError(f"the bytes of {name} do not follow those before")
             end = last
-            yield name, Entry(file, tuple(entry["shape"]), str(entry["dtype"]))
+            shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
+            if dtype in WIDTHS and last - first != math.prod(shape) * WIDTHS[dtype]:
+                raise ValueError(f"the bytes of {name} are not as many as its shape says")
+            yield name, Entry(file, shape, dtype, 8 + length + first, last - first)
         if end != size:
             raise ValueError(f"it holds {size:,} bytes of tensors, and its header says {end:,}")
     except FileNotFoundError:

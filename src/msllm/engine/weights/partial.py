@@ -1,0 +1,157 @@
+"""Output folders that are made in parts, and appear whole by a rename or not at all.
+
+Until then they lie beside their place as `.NAME.partial`, with a record of the finished parts: an
+interrupted run of the same work goes on behind them. Nothing takes such a folder for a model.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from msllm.engine.output_path import check_parent
+from msllm.errors import InputError, Problem, RunError
+
+WORKERS = 2
+RECORDS = ".parts"
+WORK = "work.json"
+ROOM = 64 * 2**20
+"""Bytes that must be free beside the output's own: indexes, tokenizer files."""
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the work is, in bytes of output, and how long it has run."""
+
+    done: int
+    total: int
+    seconds: float
+    resumed: int = 0
+    """Bytes that an earlier, interrupted run had done."""
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Speed of this run."""
+        return (self.done - self.resumed) / max(self.seconds, 1e-9)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the work: `size` bytes of output, and what does it, returning its record."""
+
+    size: int
+    do: Callable[[], Any]
+
+
+def check_out(out: Path, where: str = "--out") -> list[Problem]:
+    """List what keeps `out` from being made: it has something in it, or can't be written."""
+    path = out.expanduser()
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        return [Problem(f"{out} exists and is not empty", where, "name a new folder, or remove it")]
+    return check_parent(path, where)
+
+
+class PartialFolder:
+    """The folder in which `out` comes into being.
+
+    Args:
+        out: Where it is to be.
+        work: What is done, as JSON has it; an interrupted run of other work is thrown away.
+    """
+
+    def __init__(self, out: Path, work: dict[str, Any]) -> None:
+        out = out.expanduser().absolute()
+        self.out, self.path = out, out.with_name(f".{out.name}.partial")
+        self._work = hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
+        record = self.path / RECORDS / WORK
+        if not record.exists() or record.read_text() != self._work:
+            shutil.rmtree(self.path, ignore_errors=True)
+            record.parent.mkdir(parents=True)
+            record.write_text(self._work)
+
+    def record(self, number: int) -> Any:
+        """What part `number` returned in this or an interrupted run; None if it is not done."""
+        try:
+            return json.loads(self._record(number).read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _record(self, number: int) -> Path:
+        return self.path / RECORDS / f"{number:06d}.json"
+
+    def check_room(self, size: int) -> None:
+        """Refuse the work if the disk has no room for `size` more bytes."""
+        free = shutil.disk_usage(self.path).free
+        if free < size + ROOM:
+            self.discard()
+            raise InputError(
+                f"the output takes {size / 2**30:.2f} GiB and {free / 2**30:.2f} GiB are free: "
+                f"{(size + ROOM - free) / 2**30:.2f} GiB are missing",
+                f"--out {self.out}",
+                "free some, or name a folder on another disk",
+            )
+
+    def run(
+        self, parts: Sequence[Part], progress: Callable[[Progress], None] | None = None
+    ) -> list[Any]:
+        """Do all parts that are not done, a few at a time; give all records in order.
+
+        Raises:
+            RunError: The disk is full; nothing is left behind.
+        """
+        begun, total = time.monotonic(), sum(part.size for part in parts)
+        found = [self.record(number) for number in range(len(parts))]
+        resumed = sum(p.size for p, record in zip(parts, found, strict=True) if record is not None)
+        done = resumed
+
+        def do(number: int) -> None:
+            nonlocal done
+            found[number] = parts[number].do()
+            new = self._record(number).with_suffix(".new")
+            new.write_text(json.dumps(found[number]))
+            os.replace(new, self._record(number))
+            done += parts[number].size
+            if progress is not None:
+                progress(Progress(done, total, time.monotonic() - begun, resumed))
+
+        try:
+            with ThreadPoolExecutor(WORKERS) as pool:
+                jobs = [pool.submit(do, n) for n, record in enumerate(found) if record is None]
+                try:
+                    finished, _ = wait(jobs, return_when=FIRST_EXCEPTION)
+                    for job in finished:
+                        job.result()
+                except BaseException:
+                    pool.shutdown(cancel_futures=True)
+                    raise
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self.discard()
+            raise RunError(
+                f"the disk is full: {(total - done) / 2**30:.2f} GiB of {total / 2**30:.2f} GiB "
+                "were still to be written",
+                f"--out {self.out}",
+                "free some, or name a folder on another disk; what was written is removed",
+            ) from error
+        return found
+
+    def publish(self) -> None:
+        """Give the finished folder its name."""
+        shutil.rmtree(self.path / RECORDS)
+        if self.out.exists():
+            self.out.rmdir()  # empty, as was checked
+        os.replace(self.path, self.out)
+
+    def discard(self) -> None:
+        """Remove it."""
+        shutil.rmtree(self.path, ignore_errors=True)

@@ -1,0 +1,61 @@
+"""Where Megatron's `torch_dist` checkpoints keep each parameter.
+
+Megatron stores all layers of a kind, and all experts of a layer, as one tensor with a further axis
+for each; norms go by the names they have when fused into the linear behind them. The tests hold
+these names to the ones that Megatron itself writes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from msllm.models.architecture import Architecture
+
+FUSED_NORMS = {
+    "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
+    "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
+}
+"""A layer's modules that are stored under other names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A parameter inside a stored tensor.
+
+    Attributes:
+        key: The stored tensor.
+        index: Its position on the leading axes, of layers or of experts.
+        sizes: Lengths of those axes.
+    """
+
+    key: str
+    index: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+
+
+def places(names: Mapping[str, object], architecture: Architecture) -> dict[str, Place]:
+    """Find where parameters with these global names are stored."""
+    stacked = architecture.moe is None  # Megatron's own rule
+    return {name: _place(name, architecture, stacked) for name in names}
+
+
+def _place(name: str, architecture: Architecture, stacked: bool) -> Place:
+    found = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
+    if found is None:
+        return Place(name)
+    layer, rest = int(found[1]), found[2]
+    for ours, theirs in FUSED_NORMS.items():
+        if rest.startswith(ours):
+            rest = theirs + rest.removeprefix(ours)
+    if stacked:
+        return Place(f"decoder.layers.{rest}", (layer,), (architecture.num_layers,))
+    key = f"decoder.layers.{layer}.{rest}"
+    expert = re.fullmatch(r"(.+\.experts\.)local_experts\.(\d+)\.(.+)", key)
+    if expert is None:
+        return Place(key)
+    assert architecture.moe is not None
+    return Place(
+        f"{expert[1]}experts.{expert[3]}", (int(expert[2]),), (architecture.moe.num_experts,)
+    )

@@ -1,0 +1,193 @@
+"""Hugging Face weights -> a Megatron `torch_dist` checkpoint that any layout reads.
+
+Blocks of rows are read, put in order and written, a few at a time; memory does not grow with the
+model.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msllm.engine.training import checkpoint_folder
+from msllm.engine.training.checkpoint_folder import Manifest
+from msllm.engine.weights import matching, sidecar, torch_dist
+from msllm.engine.weights.conversion import Conversion
+from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
+from msllm.engine.weights.published import PublishedWeights
+from msllm.engine.weights.stored import Place, places
+from msllm.engine.weights.torch_dist import Piece, StoredTensor, Written
+from msllm.errors import InputError
+from msllm.models.architecture import Architecture
+from msllm.models.hf_config import architecture_from_config, read_config
+from msllm.models.weight_map import Weight
+
+BLOCK_BYTES = 32 * 2**20
+"""A piece's size: rows are read in blocks of about as many bytes."""
+PART_BYTES = 2**30
+"""A file's size, about; an interrupted conversion goes on behind the last whole one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """A piece, and which rows of which parameter it is."""
+
+    piece: Piece
+    name: str
+    first: int
+    size: int
+
+
+def hf_to_mcore(
+    source: Path,
+    out: Path,
+    *,
+    dtype: torch.dtype | None = None,
+    strict: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Conversion:
+    """Convert the weights in `source` to a checkpoint `out`.
+
+    Args:
+        source: A folder with config.json and weights.
+        out: The checkpoint's folder, which is not there yet.
+        dtype: Type of the checkpoint's numbers; None for that of the source.
+        strict: Whether values that are not finite are an error.
+        progress: Called now and then.
+
+    Raises:
+        InputError: The source is damaged, does not fit its config, or is of an unknown kind.
+        RunError: The disk is full.
+    """
+    architecture = architecture_from_config(read_config(source))
+    problems = matching.check(source, architecture, str(source)) + check_out(out)
+    if problems:
+        raise InputError(problems)
+    work = _Work(source, architecture, dtype)
+    partial = PartialFolder(out, work.identity())
+    parts = list(work.parts(partial.path))
+    partial.check_room(sum(p.size for n, p in enumerate(parts) if partial.record(n) is None))
+    seconds = [0.0]
+
+    def shown(state: Progress) -> None:
+        seconds[0] = state.seconds
+        if progress is not None:
+            progress(state)
+
+    records = partial.run(parts, shown)
+    not_finite = sorted({name for record in records for name in record["not_finite"]})
+    if strict and not_finite:
+        partial.discard()
+        raise InputError([matching.not_finite(not_finite, str(source))])
+    written = [_written(entry) for record in records for entry in record["written"]]
+    torch_dist.finish(partial.path, work.tensors, written)
+    sidecar.keep(source, partial.path)
+    manifest = Manifest(step=0, architecture=asdict(architecture), extra={"weights_only": True})
+    checkpoint_folder.seal(partial.path, manifest)
+    partial.publish()
+    return Conversion(len(work.tensors), sum(p.size for p in parts), seconds[0], tuple(not_finite))
+
+
+class _Work:
+    """What is to be read and written, in blocks."""
+
+    def __init__(self, source: Path, architecture: Architecture, dtype: torch.dtype | None):
+        weights = matching.mapped(architecture)
+        assert weights is not None
+        self._source, self._weights = PublishedWeights(source), weights
+        self._places = places(weights, architecture)
+        self._dtype = dtype
+        self.tensors: dict[str, StoredTensor] = {}
+        for name, weight in weights.items():
+            place = self._places[name]
+            found = self._type(weight)
+            if place.key in self.tensors:  # of another layer or expert
+                found = torch.promote_types(found, self.tensors[place.key].dtype)
+            self.tensors[place.key] = StoredTensor(place.sizes + weight.shape, found)
+
+    def _type(self, weight: Weight) -> torch.dtype:
+        if self._dtype is not None:
+            return self._dtype
+        types = [self._source.dtype(run.tensor) for run in weight.runs]
+        found = types[0]
+        for other in types[1:]:
+            found = torch.promote_types(found, other)
+        return found
+
+    def identity(self) -> dict[str, Any]:
+        """Tell this work from any other, also from that on files changed meanwhile."""
+        files = sorted({entry.file for entry in self._source.entries.values()})
+        stats = [(str(file.absolute()), file.stat()) for file in files]
+        return {
+            "to": "mcore",
+            "files": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
+            "tensors": sorted((k, str(t.dtype), t.shape) for k, t in self.tensors.items()),
+        }
+
+    def parts(self, folder: Path) -> Iterator[Part]:
+        """Spread all blocks over files."""
+        blocks: list[_Block] = []
+        number = 0
+        for block in self._blocks():
+            if blocks and sum(b.size for b in blocks) + block.size > PART_BYTES:
+                yield self._part(folder / f"__{number}_0.distcp", blocks)
+                blocks, number = [], number + 1
+            blocks.append(block)
+        yield self._part(folder / f"__{number}_0.distcp", blocks)
+
+    def _blocks(self) -> Iterator[_Block]:
+        for name, weight in self._weights.items():
+            place = self._places[name]
+            row = self.tensors[place.key].dtype.itemsize * (weight.width or 1)
+            # columns of a transposed tensor lie apart: it is read once, whole
+            whole = any(run.transposed for run in weight.runs)
+            step = weight.rows if whole else max(1, BLOCK_BYTES // row)
+            for first in range(0, weight.rows, step):
+                count = min(step, weight.rows - first)
+                yield _Block(_piece(place, weight, first, count), name, first, count * row)
+
+    def _part(self, path: Path, blocks: list[_Block]) -> Part:
+        by_piece = {block.piece: block for block in blocks}
+
+        def do() -> dict[str, Any]:
+            bad: list[str] = []
+
+            def read(piece: Piece) -> Tensor:
+                block = by_piece[piece]
+                values = self._read(block)
+                if not bool(torch.isfinite(values).all()):
+                    bad.append(block.name)
+                return values
+
+            written = torch_dist.write(path, by_piece, read)
+            return {"written": [asdict(done) for done in written], "not_finite": bad}
+
+        return Part(sum(block.size for block in blocks), do)
+
+    def _read(self, block: _Block) -> Tensor:
+        count = math.prod(block.piece.sizes) // (self._weights[block.name].width or 1)
+        dtype = self.tensors[block.piece.key].dtype
+        rows = [
+            self._source.rows(run).to(dtype)
+            for run in self._weights[block.name].cut(block.first, count)
+        ]
+        return rows[0].contiguous() if len(rows) == 1 else torch.cat(rows)
+
+
+def _piece(place: Place, weight: Weight, first: int, count: int) -> Piece:
+    lead = (1,) * len(place.index)
+    if weight.width is None:
+        return Piece(place.key, (*place.index, first), (*lead, count))
+    return Piece(place.key, (*place.index, first, 0), (*lead, count, weight.width))
+
+
+def _written(entry: dict[str, Any]) -> Written:
+    piece = entry["piece"]
+    box = Piece(piece["key"], tuple(piece["offsets"]), tuple(piece["sizes"]))
+    return Written(box, entry["file"], entry["offset"], entry["length"])

@@ -1,0 +1,183 @@
+"""Reads and writes the tensors of a Megatron `torch_dist` checkpoint piece by piece.
+
+Megatron's format is that of torch.distributed.checkpoint: files of saved tensors, one behind the
+other, and a pickled index of them. Whole tensors are never put together here, and no process group
+is needed: a piece is in memory, and no more.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.filesystem import (
+    FileSystemReader,
+    FileSystemWriter,
+    _StorageInfo,
+)
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.storage import WriteResult
+
+from msllm.errors import InputError, Problem
+
+KIND = {
+    "sharded_backend": "torch_dist",
+    "sharded_backend_version": 1,
+    "common_backend": "torch",
+    "common_backend_version": 1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A box of a stored tensor: what one read or write moves."""
+
+    key: str
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A whole stored tensor."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Where a piece is: `length` bytes from `offset` of a file of the checkpoint."""
+
+    piece: Piece
+    file: str
+    offset: int
+    length: int
+
+
+def write(path: Path, pieces: Iterable[Piece], read: Callable[[Piece], Tensor]) -> list[Written]:
+    """Write pieces into one file, each read when its turn has come.
+
+    Raises:
+        OSError: The disk can't take them.
+    """
+    done = []
+    with path.open("wb") as out:
+        for piece in pieces:
+            offset, values = out.tell(), read(piece)
+            if values.untyped_storage().nbytes() != values.nbytes:
+                values = values.clone()  # else all of what it is a view on is saved
+            torch.save(values.view(piece.sizes), out)
+            done.append(Written(piece, path.name, offset, out.tell() - offset))
+    return done
+
+
+def finish(folder: Path, tensors: dict[str, StoredTensor], written: Iterable[Written]) -> None:
+    """Write the index of all pieces, and what else Megatron expects in the folder."""
+    described = {
+        key: TensorStorageMetadata(
+            TensorProperties(dtype=tensor.dtype), torch.Size(tensor.shape), []
+        )
+        for key, tensor in tensors.items()
+    }
+    results = []
+    for done in written:
+        offsets = torch.Size(done.piece.offsets)
+        chunk = ChunkStorageMetadata(offsets, torch.Size(done.piece.sizes))
+        described[done.piece.key].chunks.append(chunk)
+        info = _StorageInfo(done.file, done.offset, done.length)
+        results.append(WriteResult(MetadataIndex(done.piece.key, offsets), done.length, info))
+    index = Metadata(state_dict_metadata=dict(described))
+    FileSystemWriter(folder, sync_files=False).finish(index, [results])
+    torch.save({}, folder / "common.pt")
+    (folder / "metadata.json").write_text(json.dumps(KIND))
+
+
+class StoredWeights:
+    """The tensors of a checkpoint, without those of the optimizer.
+
+    Raises:
+        InputError: The folder's index can't be read.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        try:
+            self._index = FileSystemReader(folder).read_metadata()
+        except Exception as error:  # a pickle, damaged in whatever way
+            what = "missing" if isinstance(error, FileNotFoundError) else f"damaged: {error}"
+            raise InputError(f"the checkpoint's index is {what}", str(folder / ".metadata")) from (
+                error
+            )
+        self.tensors = {
+            key: StoredTensor(tuple(entry.size), entry.properties.dtype)
+            for key, entry in self._index.state_dict_metadata.items()
+            if isinstance(entry, TensorStorageMetadata) and not key.startswith("optimizer.")
+        }
+
+    def pieces(self) -> Iterator[Written]:
+        """List the pieces in the order in which files hold them."""
+        assert self._index.storage_data is not None
+        found = []
+        for index, info in self._index.storage_data.items():
+            if index.fqn in self.tensors:
+                piece = Piece(index.fqn, tuple(index.offset), self._sizes(index))
+                found.append(Written(piece, info.relative_path, info.offset, info.length))
+        yield from sorted(found, key=lambda piece: (piece.file, piece.offset))
+
+    def faults(self) -> Iterator[Problem]:
+        """What is missing: files, ends of files, parts of tensors."""
+        held = dict.fromkeys(self.tensors, 0)
+        ends: dict[str, int] = {}
+        for written in self.pieces():
+            held[written.piece.key] += math.prod(written.piece.sizes)
+            end = written.offset + written.length
+            ends[written.file] = max(end, ends.get(written.file, 0))
+        for name, end in ends.items():
+            path = self.folder / name
+            if not path.is_file():
+                yield Problem(f"{name} is missing", str(self.folder), "copy the checkpoint again")
+            elif path.stat().st_size < end:
+                yield Problem("cut short", str(path), "copy the checkpoint again")
+        for key, count in held.items():
+            if count != math.prod(self.tensors[key].shape):
+                yield Problem(f"parts of {key} are missing", str(self.folder))
+
+    def _sizes(self, index: MetadataIndex) -> tuple[int, ...]:
+        tensor = self._index.state_dict_metadata[index.fqn]
+        assert isinstance(tensor, TensorStorageMetadata)
+        chunks = tensor.chunks
+        if index.index is not None and chunks[index.index].offsets == index.offset:
+            return tuple(chunks[index.index].sizes)
+        return next(tuple(c.sizes) for c in chunks if c.offsets == index.offset)
+
+    def read(self, held: Written) -> Tensor:
+        """Read one piece.
+
+        Raises:
+            InputError: The file is damaged.
+        """
+        path = self.folder / held.file
+        try:
+            with path.open("rb") as file:
+                file.seek(held.offset)
+                data = io.BytesIO(file.read(held.length))
+            values = torch.load(data, map_location="cpu", weights_only=True)
+            if tuple(values.shape) != held.piece.sizes:
+                raise ValueError(f"{held.piece.key} is of another shape")
+        except Exception as error:
+            hint = "copy or save the checkpoint again"
+            raise InputError(f"damaged: {str(error).splitlines()[0]}", str(path), hint) from error
+        return values
