@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from tests.parity.case import Case
+from tests.parity.references.chatglm import ChatGLM
+from tests.parity.references.internlm2 import InternLM2
+from tests.parity.references.llama_shaped import LlamaShaped
+from tests.parity.references.qwen import Qwen
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -24,6 +28,37 @@ PAD = {"pad_token_id": 127}
 """A token that no case sees: transformers does not train its embedding."""
 NO_DROPOUT = {"attention_dropout": 0.0, "residual_dropout": 0.0}
 
+OWN_SIZES = {"head_dim": None, "num_key_value_heads": None}
+CHATGLM = {
+    **OWN_SIZES,
+    "num_hidden_layers": None,
+    "num_layers": 4,
+    "multi_query_attention": True,
+    "multi_query_group_num": 2,
+    "kv_channels": 24,
+    "intermediate_size": None,
+    "ffn_hidden_size": 96,
+    "vocab_size": None,
+    "padded_vocab_size": 131,
+    "max_position_embeddings": None,
+    "seq_length": 128,
+    "rms_norm_eps": None,
+    "layernorm_epsilon": 3e-6,
+    "add_bias_linear": False,
+    "add_qkv_bias": True,
+    "rope_ratio": 1,
+}
+QWEN = {
+    **OWN_SIZES,
+    "kv_channels": 16,
+    "intermediate_size": 192,
+    "rms_norm_eps": None,
+    "layer_norm_epsilon": 3e-6,
+    "rotary_emb_base": 10000.0,
+    "rotary_pct": 1.0,
+    "no_bias": True,
+}
+ROTARY = {"type": "dynamic", "base": 20000, "scaling_factor": 2.0}
 
 CASES = {
     "llama": Case(model_type="llama"),
@@ -96,5 +131,46 @@ CASES = {
             "final_logit_softcapping": None,
             "num_hidden_layers": 3,
         },
+    ),
+    "internlm": Case(
+        model_type="internlm", config={**OWN_SIZES, "bias": True}, reference=LlamaShaped
+    ),
+    "internlm-rotary": Case(
+        model_type="internlm",
+        config={
+            "head_dim": None,
+            "bias": False,
+            "max_position_embeddings": 32,
+            "rotary": ROTARY,
+        },
+        reference=LlamaShaped,
+    ),
+    "internlm2": Case(
+        model_type="internlm2",
+        config={
+            "head_dim": None,
+            "bias": False,
+            "max_position_embeddings": 32,
+            "rope_theta": 1e5,
+            "rope_scaling": {"type": "dynamic", "factor": 2.0},
+        },
+        reference=InternLM2,
+    ),
+    "internlm2-bias": Case(
+        model_type="internlm2",
+        config={"head_dim": None, "bias": True, "rope_theta": 1e4},
+        reference=InternLM2,
+    ),
+    "chatglm": Case(model_type="chatglm", config=CHATGLM, reference=ChatGLM),
+    "chatglm-biases": Case(
+        model_type="chatglm",
+        config=CHATGLM | {"add_bias_linear": True, "rope_ratio": 50},
+        reference=ChatGLM,
+    ),
+    "qwen": Case(model_type="qwen", config=QWEN, reference=Qwen),
+    "qwen-biases": Case(model_type="qwen", config=QWEN | {"no_bias": False}, reference=Qwen),
+    "baichuan": Case(model_type="baichuan", config=OWN_SIZES, reference=LlamaShaped),
+    "aquila": Case(
+        model_type="aquila", config={"head_dim": None, "rope_theta": 5e4}, reference=LlamaShaped
     ),
 }

@@ -175,6 +175,8 @@ def _either(numbers: list[int]) -> str:
 
 def _heads(layout: Layout, architecture: Architecture) -> list[Problem]:
     heads, groups = architecture.num_attention_heads, architecture.num_query_groups
+    if heads == 0:  # no attention at all
+        return []
     legal = [t for t in _divisors(heads) if groups % t == 0 or t % groups == 0]
     if layout.tp in legal:
         return []

@@ -73,7 +73,10 @@ def batch(architecture: Architecture, run: RunConfig) -> dict[str, torch.Tensor]
 
 
 def saved_bytes(backend: MegatronBackend, data: dict[str, torch.Tensor]) -> int:
-    """Bytes that one forward pass keeps for the backward pass, parameters and loss left out."""
+    """Bytes that one forward pass keeps for the backward pass: of the layers and the last norm.
+
+    Parameters, and what has the vocabulary's width, are left out.
+    """
     model = backend.chunks[0].module
     model.train()
     kept: list[torch.Tensor] = []
@@ -84,7 +87,8 @@ def saved_bytes(backend: MegatronBackend, data: dict[str, torch.Tensor]) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         logits = model(data["tokens"], data["position_ids"], None)
-    others = storages([*model.parameters(), *data.values(), logits])
+    wide = [tensor for tensor in kept if tensor.shape[-1:] == logits.shape[-1:]]
+    others = storages([*model.parameters(), *data.values(), *wide])
     return sum(size for at, size in storages(kept).items() if at not in others)
 
 

@@ -26,6 +26,21 @@ SHAPES: dict[str, dict[str, Any]] = {
     "mistral": BASE | {"model_type": "mistral", "sliding_window": 64},
     "qwen2": BASE | {"model_type": "qwen2", "qkv_bias": True, "tie_word_embeddings": True},
     "qwen3": BASE | {"model_type": "qwen3", "qk_norm": "head", "num_attention_heads": 8},
+    "gemma2": BASE
+    | {
+        "model_type": "gemma2",
+        "sandwich_norm": True,
+        "norm_zero_centered": True,
+        "activation": "gelu_tanh",
+        "attention_softcap": 50.0,
+        "logit_softcap": 30.0,
+        "embedding_scale": 11.3,
+        "sliding_window": 64,
+        "sliding_layers": (0, 2),
+        "tie_word_embeddings": True,
+    },
+    "biases": BASE | {"qkv_bias": True, "attention_out_bias": True, "mlp_bias": True},
+    "wide-capped": BASE | {"vocab_size": 20_000, "num_layers": 1, "logit_softcap": 30.0},
     "wide": BASE | {"vocab_size": 20_000, "num_layers": 1},
     "moe": BASE | {"model_type": "qwen3_moe", "qk_norm": "head", "moe": MOE},
 }

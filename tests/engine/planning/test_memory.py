@@ -90,6 +90,15 @@ def test_tensor_parallel_ranks_hold_every_parameter_once_but_norms(tp):
     assert part == (whole - replicated) / tp + replicated
 
 
+def test_tensor_parallel_ranks_hold_biases_of_what_they_sum_whole():
+    biases = {"qkv_bias": True, "attention_out_bias": True, "mlp_bias": True}
+    architecture = shape(**biases, num_query_groups=4)
+    whole = stage_parameters(architecture, Layout(), 0)["dense"]
+    part = stage_parameters(architecture, Layout(tp=2), 0)["dense"]
+    replicated = 4 * (2 * 8 + 2 * 8) + 8  # norms, biases of attention's output and of down
+    assert part == (whole - replicated) / 2 + replicated
+
+
 def test_experts_are_spread():
     moe = MoE(num_experts=8, num_experts_per_tok=2, intermediate_size=12)
     architecture = shape(moe=moe)
@@ -154,12 +163,13 @@ def test_recompute_keeps_only_the_inputs_of_layers():
 
 
 def test_a_written_out_softmax_is_kept_unless_recomputed():
+    """Scores of 4 layers, 16 queries, 4 heads and 16 keys: capped, softmax, and that rounded."""
     capped = shape(attention_softcap=50.0)
 
     def kept(architecture: Architecture, **train: Any) -> int:
         return planned(architecture, data={"seq_length": 16}, train=train).items["activations"]
 
-    assert kept(capped) - kept(shape()) == 4 * 16 * 2 * 4 * 16 * 3
+    assert kept(capped) - kept(shape()) == 4 * 16 * 2 * 4 * 16 * 5
     assert kept(capped, recompute="selective") == kept(shape())
 
 

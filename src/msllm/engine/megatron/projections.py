@@ -1,7 +1,7 @@
-"""The attention's linears, each with a bias of its own or without.
+"""A layer's linears where biases are other than Megatron has them.
 
 Megatron has one switch for the biases of a whole layer (`add_bias_linear`); published models
-choose for queries, keys and values, for the output, and for the MLP.
+choose for queries, keys and values, for attention's output, and for the MLP.
 """
 
 from __future__ import annotations
@@ -21,7 +21,19 @@ class QueryKeyValue(ColumnParallelLinear):
         super().__init__(*sizes, config=config, bias=bias, **kwargs)
 
 
-class AttentionOutput(RowParallelLinear):
+class Down(RowParallelLinear):
+    """From what the tensor parallel group holds to the hidden size.
+
+    Adds its bias itself, where Megatron hands it on to the residual's addition: out of an MLP
+    that is computed again, autograd would take the parameter for a result and never end. Experts'
+    biases are weighed by the router, and handed on.
+    """
+
+    def __init__(self, *sizes: int, skip_bias_add: bool, is_expert: bool, **kwargs: Any):
+        super().__init__(*sizes, skip_bias_add=is_expert, is_expert=is_expert, **kwargs)
+
+
+class AttentionOutput(Down):
     """From the heads of the tensor parallel group to the hidden size."""
 
     def __init__(self, *sizes: int, config: ModelConfig, bias: bool, **kwargs: Any):

@@ -27,7 +27,7 @@ from megatron.core.transformer.transformer_layer import (
 
 from msllm.engine.megatron.model_config import ModelConfig
 from msllm.engine.megatron.modules import Activation, CoreAttention, GroupedExperts, Norm
-from msllm.engine.megatron.projections import AttentionOutput, QueryKeyValue
+from msllm.engine.megatron.projections import AttentionOutput, Down, QueryKeyValue
 from msllm.engine.megatron.residual import NormedResidual
 from msllm.engine.weights.stored import FUSED_NORMS
 
@@ -41,7 +41,7 @@ class SpecProvider(BackendSpecProvider):
 
     def row_parallel_linear(self) -> type:
         """Linear whose input features are spread over the tensor parallel group."""
-        return RowParallelLinear
+        return Down
 
     def fuse_layernorm_and_linear(self) -> bool:
         """Whether norm and linear are one module: they are not."""

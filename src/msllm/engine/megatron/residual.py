@@ -25,9 +25,9 @@ class NormedResidual(torch.nn.Module):
         self.norm = Norm(config, config.hidden_size, config.layernorm_epsilon)
 
     def forward(self, training: bool, fused: bool) -> Add:
-        """Return the function from output `[s, b, h]` with its bias and residual to their sum."""
+        """Return the function from output and residual, both `[s, b, h]`, to their sum."""
         return self._add
 
     def _add(self, output: WithBias, residual: Tensor, dropout: float) -> Tensor:
-        x, bias = output
-        return residual + self.norm(x if bias is None else x + bias)
+        x, _ = output  # its bias is in it, see `projections.Down`
+        return residual + self.norm(x)

@@ -19,6 +19,8 @@ from msllm.models.architecture import Architecture
 BYTES = {"bf16": 2, "fp32": 4}
 GRADIENT = 4
 """Bytes of a gradient: kept and summed in float32."""
+QUERY_BLOCK = 128
+"""Queries of a block where attention writes its scores out, see `engine.ops.attention`."""
 MOMENTS = {"adamw": 8, "muon": 4}
 """Bytes of optimizer state a parameter: two float32 moments, or one momentum; Muon leaves the
 embedding and the head to Adam."""
@@ -99,6 +101,8 @@ def _share(architecture: Architecture, item: str, count: int, tp: int) -> int:
             whole += 2 * architecture.head_dim
         if architecture.attention_out_bias:
             whole += architecture.hidden_size
+    if item == counts.DENSE_MLP and architecture.mlp_bias:
+        whole += architecture.hidden_size  # that of the down projection
     return (count - whole) // tp + whole
 
 
@@ -231,6 +235,8 @@ def _layer(architecture: Architecture, layout: Layout, run: RunConfig, layer: in
     again = set(run.train.recompute_modules) if run.train.recompute == "selective" else set()
     border = architecture.hidden_size // (layout.tp if layout.sequence_parallel else 1)
     norms = 2 * border + (0 if "layernorm" in again else 2 * border)
+    if architecture.sandwich_norm:
+        norms += 2 * border  # what enters those behind the sublayers
     attention = _attention(architecture, layout, run, layer, "core_attn" in again)
     if architecture.has_experts(layer):
         mlp = 0 if "moe" in again else _experts(architecture, layout, "moe_act" in again)
@@ -247,19 +253,31 @@ def _attention(
     """Queries, keys and values before and after the rotary embedding, and the output.
 
     Where the softmax is written out (soft caps and sinks), its probabilities are kept too, in the
-    parameters' precision and as the float32 they are computed in.
+    parameters' precision and as the float32 they are computed in; so are capped scores.
     """
     heads, d = architecture.heads(layer), architecture.head_dim
     groups = max(architecture.num_query_groups, layout.tp)
     copies = 2 + (architecture.qk_norm is not None)
     elements = copies * (heads + groups) * d + groups * d + heads * d
-    eager = architecture.attention_softcap is not None or architecture.attention_sinks
-    if eager and not core_again:
-        keys = run.data.seq_length
-        if architecture.is_sliding(layer):
-            keys = min(keys, architecture.sliding_window or keys)
-        elements += heads * keys * (1 + 4 // BYTES[run.dtype])
+    capped = architecture.attention_softcap is not None
+    if (capped or architecture.attention_sinks) and not core_again:
+        window = architecture.sliding_window if architecture.is_sliding(layer) else None
+        # float32 and rounded to another precision; sinks are cut off in one more copy
+        rounded = run.dtype != "fp32" or architecture.attention_sinks
+        copies = (1 + capped) * 4 // BYTES[run.dtype] + rounded
+        elements += heads * _keys_held(run.data.seq_length, window) * copies
     return elements // layout.tp
+
+
+def _keys_held(length: int, window: int | None) -> int:
+    """Keys of a query's row of scores on average, where they are computed in blocks of queries."""
+    blocks = range(0, length, QUERY_BLOCK)
+    held = 0
+    for start in blocks:
+        end = min(start + QUERY_BLOCK, length)
+        first = 0 if window is None else max(start - window + 1, 0)
+        held += (end - start) * (end - first)
+    return held // length
 
 
 def _mlp_elements(architecture: Architecture, width: int) -> int:
@@ -285,12 +303,15 @@ def _logits(architecture: Architecture, layout: Layout, run: RunConfig) -> int:
     """The logits and their loss, or the gradients of logits and head: whichever is more.
 
     Megatron's cross entropy turns float32 logits into their gradient in place, and first copies
-    those of another precision; rows that pad the vocabulary are masked in one more copy.
+    those of another precision; rows that pad the vocabulary are masked in one more copy. A soft
+    cap keeps its hyperbolic tangent, and its gradient is one more copy where no cast made one.
     """
     rows = -(-architecture.vocab_size // layout.tp)
     tokens, size = _tokens(layout, run), BYTES[run.dtype]
     padded = architecture.vocab_size % layout.tp != 0
     loss = 4 + (size if run.dtype != "fp32" else 0) + (size if padded else 0)
+    if architecture.logit_softcap is not None:
+        loss += size * (2 if run.dtype == "fp32" else 1)
     return rows * max(tokens * loss, (tokens + architecture.hidden_size) * size)
 
 

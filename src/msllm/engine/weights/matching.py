@@ -71,7 +71,7 @@ def _harmless(name: str, architecture: Architecture) -> bool:
     names = families()[architecture.model_type].tensors
     assert names is not None
     tied = architecture.tie_word_embeddings and name == f"{names.head}.weight"
-    return tied or name.endswith("rotary_emb.inv_freq")
+    return tied or name.endswith(".inv_freq")
 
 
 def not_finite(names: list[str], where: str) -> Problem:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from msllm.models.families.decoder import optional_size
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.weight_map import TensorNames
 
 
 def _fields(config: Config) -> Fields:
@@ -21,4 +22,11 @@ def _fields(config: Config) -> Fields:
     }
 
 
-FAMILIES = (Family(name="baichuan", model_types=("baichuan",), fields=_fields),)
+FAMILIES = (
+    Family(
+        name="baichuan",
+        model_types=("baichuan",),
+        fields=_fields,
+        tensors=TensorNames(qkv="self_attn.W_pack"),
+    ),
+)

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from msllm.models.architecture import Rope
 from msllm.models.families.decoder import flag, number, size
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.llama import BIASES
+from msllm.models.weight_map import Gated, TensorNames
+
+_NAMES = TensorNames(
+    embedding="transformer.embedding.word_embeddings",
+    final_norm="transformer.encoder.final_layernorm",
+    head="transformer.output_layer",
+    layer="transformer.encoder.layers.{layer}.",
+    qkv="self_attention.query_key_value",
+    out="self_attention.dense",
+    dense=Gated(gate="mlp.dense_h_to_4h", up="mlp.dense_h_to_4h", down="mlp.dense_4h_to_h"),
+)
 
 
 def _fields(config: Config) -> Fields:
@@ -22,7 +36,18 @@ def _fields(config: Config) -> Fields:
         "qkv_bias": bias or flag(config, "add_qkv_bias"),
         "attention_out_bias": bias,
         "mlp_bias": bias,
+        "extra": tuple(_beyond(config)),
     }
+
+
+def _beyond(config: Config) -> Iterator[str]:
+    """Settings that no published model of the kind has."""
+    if not flag(config, "multi_query_attention"):
+        yield "queries, keys and values of each head side by side"
+    if not flag(config, "post_layer_norm", True):
+        yield "no norm behind the last layer"
+    if flag(config, "apply_residual_connection_post_layernorm"):
+        yield "residuals of normed states"
 
 
 FAMILIES = (
@@ -38,5 +63,7 @@ FAMILIES = (
         },
         defaults={"rms_norm_eps": 1e-5},
         fields=_fields,
+        trains=BIASES | {"partial rotary", "interleaved rotary"},
+        tensors=_NAMES,
     ),
 )

@@ -15,5 +15,10 @@ FAMILIES = (
         trains=SCALED_ROPE | BIASES,
         tensors=TensorNames(),
     ),
-    Family(name="aquila", model_types=("aquila", "aquila2")),
+    Family(
+        name="aquila",
+        model_types=("aquila", "aquila2"),
+        trains=SCALED_ROPE,
+        tensors=TensorNames(),
+    ),
 )
