@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import SO_LINGER, SOL_SOCKET
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -176,10 +178,12 @@ class Handler(BaseHTTPRequestHandler):
         self.head(status, len(body), headers | {"Accept-Ranges": "bytes"})
         if self.command == "HEAD":
             return
-        if fault and fault.kind in ("cut", "hold") and fault.after < len(body):
+        if fault and fault.kind in ("cut", "reset", "hold") and fault.after < len(body):
             self.send(file, body[: fault.after])
             if fault.kind == "hold":
                 fault.release.wait(120)
+            if fault.kind == "reset":  # what was sent may be lost with it
+                self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
             return
         self.send(file, body)

@@ -102,9 +102,10 @@ def test_ctrl_c_keeps_what_has_come(run, start, hub, files, tmp_path, source):
     assert contents(out) == wanted(files)
 
 
+@pytest.mark.parametrize("kind", ["cut", "reset"])
 @pytest.mark.parametrize("source", SOURCES)
-def test_a_cut_transfer_is_taken_up_within_one_run(run, hub, files, tmp_path, source):
-    hub.faults[SHARDS[0]] = Fault("cut", after=11_000_000)
+def test_a_cut_transfer_is_taken_up_within_one_run(run, hub, files, tmp_path, source, kind):
+    hub.faults[SHARDS[0]] = Fault(kind, after=15_000_000)
     done = run(REPO, "--out", tmp_path / "small", "--source", source)
     assert done.returncode == 0, done.stderr
     assert contents(tmp_path / "small") == wanted(files)
