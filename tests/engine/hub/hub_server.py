@@ -181,7 +181,7 @@ class Handler(BaseHTTPRequestHandler):
         if fault and fault.kind in ("cut", "reset", "hold") and fault.after < len(body):
             self.send(file, body[: fault.after])
             if fault.kind == "hold":
-                fault.release.wait(120)
+                fault.release.wait(600)
             if fault.kind == "reset":  # what was sent may be lost with it
                 self.connection.setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
             self.close_connection = True
