@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from msllm.cli import app, data_progress
+from msllm.cli import app, data_progress, progress
 from msllm.engine.data.indexed import IndexedTokens
 from msllm.engine.data.preprocess import Report
 from msllm.engine.data.train_tokenizer import train_tokenizer
@@ -74,7 +74,7 @@ def test_a_tokenizer_is_trained_and_used(files, capsys):
 
 def test_plain_lines_come_now_and_then(monkeypatch, capsys):
     now = [0.0]
-    monkeypatch.setattr(data_progress.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     report = Report("p", 1000, documents=5, tokens=4000, text_bytes=8_000_000, read_bytes=250)
     with data_progress.show_progress() as show:
         for second in range(25):

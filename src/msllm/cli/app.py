@@ -64,6 +64,11 @@ COMMANDS: dict[str, Entry] = {
     "show-model": Entry(
         "msllm.cli.show_model", "show_model", "Show a model's shape, size and recipes."
     ),
+    "download": Entry(
+        "msllm.cli.download",
+        "download",
+        "Download a published model: config, tokenizer and weights.",
+    ),
     "tokenizer": Entry("msllm.cli.tokenizer", "app", "Make a tokenizer."),
     "convert": Entry(
         "msllm.cli.convert", "app", "Convert weights between Hugging Face and Megatron-core."

@@ -126,9 +126,18 @@ def _listed(folder: Path) -> dict[str, Path]:
         if any(folder.glob("*.bin")):
             hint = "only safetensors are read: save them with transformers' save_pretrained"
         raise InputError("there are no weights in the folder", where, hint)
+    return read_index(index)
+
+
+def read_index(index: Path) -> dict[str, Path]:
+    """Read which file each tensor is in; both forms of weights write it alike.
+
+    Raises:
+        InputError: It can't be read.
+    """
     try:
         files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {str(name): folder / Path(file).name for name, file in files.items()}
+        return {str(name): index.parent / Path(file).name for name, file in files.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError("the index can't be read", str(index), "download it again") from error
 

@@ -1,0 +1,1 @@
+"""Published models: what their repositories hold, and fetching it."""

@@ -1,0 +1,141 @@
+"""Reads tensors of a folder of pickled weights: `pytorch_model.bin`, or shards with an index.
+
+Pickles can carry code. They are loaded with `weights_only`, which builds tensors and runs nothing;
+what asks for more is refused. The interface is that of `PublishedWeights`.
+"""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msllm.engine.weights.published import Entry, read_index
+from msllm.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SINGLE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
+NAMES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+"""Types of tensors as torch calls them, and as safetensors does."""
+
+
+class PickledWeights:
+    """The tensors of a folder.
+
+    Files that torch 1.6 or later wrote are mapped: only what is asked for is read. Older ones have
+    to be read whole, and one of them at a time stays in memory.
+
+    Raises:
+        InputError: There are none, or a file is missing, damaged or holds more than tensors; all
+            are told together.
+    """
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.entries: dict[str, Entry] = {}
+        self._mapped: dict[Path, dict[str, Tensor]] = {}
+        self._read: tuple[Path, dict[str, Tensor]] | None = None
+        listed = _listed(folder)
+        problems: list[Problem] = []
+        for file in sorted(set(listed.values())) if listed else [folder / SINGLE]:
+            try:
+                tensors = self._tensors(file)
+            except InputError as error:
+                problems += error.problems
+                continue
+            for name, tensor in tensors.items():
+                self.entries[name] = Entry(file, tuple(tensor.shape), _type(tensor))
+        if not problems:
+            problems = [
+                Problem(f"{name} is not in {file.name}", str(folder / INDEX), "download again")
+                for name, file in listed.items()
+                if name not in self.entries or self.entries[name].file != file
+            ]
+        if problems:
+            raise InputError(problems)
+
+    def rows(
+        self, name: str, first: int, count: int, columns: tuple[int, int] | None = None
+    ) -> Tensor:
+        """Read rows of a tensor, all columns of them or `(first, count)`; in its own dtype."""
+        part = self._tensors(self.entries[name].file)[name][first : first + count]
+        if columns is not None:
+            part = part[:, columns[0] : columns[0] + columns[1]]
+        return part.clone()
+
+    def _tensors(self, file: Path) -> dict[str, Tensor]:
+        """Map a file, or read it where that can't be done."""
+        if file in self._mapped:
+            return self._mapped[file]
+        if self._read is not None and self._read[0] == file:
+            return self._read[1]
+        if _is_zip(file):
+            return self._mapped.setdefault(file, _load(file, mmap=True))
+        self._read = None  # before the next is read: there is memory for one
+        self._read = (file, _load(file, mmap=False))
+        return self._read[1]
+
+
+def _listed(folder: Path) -> dict[str, Path]:
+    """Read the index: the file of each tensor; empty where there is a single file."""
+    if (folder / INDEX).exists():
+        return read_index(folder / INDEX)
+    if (folder / SINGLE).exists():
+        return {}
+    hint = f"expected {SINGLE}, or shards with {INDEX}"
+    raise InputError("there are no pickled weights in the folder", str(folder), hint)
+
+
+def _is_zip(file: Path) -> bool:
+    """Whether it begins as torch's files since 1.6 do."""
+    try:
+        with file.open("rb") as stream:
+            return stream.read(4) == b"PK\x03\x04"
+    except FileNotFoundError:
+        raise InputError(f"{file.name} is missing", str(file.parent), "download it") from None
+
+
+def _load(file: Path, mmap: bool) -> dict[str, Tensor]:
+    import torch
+
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
+    except pickle.UnpicklingError as error:
+        # a damaged pickle can look like one that asks for code, but not the other way round
+        if "Unsupported" not in str(error):
+            raise _damaged(file, error) from error
+        raise InputError(
+            "it is no pickle of tensors alone; nothing of it was run",
+            str(file),
+            "take the model's safetensors, or have its publisher convert it",
+        ) from error
+    except (OSError, EOFError, RuntimeError, ValueError, KeyError, IndexError) as error:
+        raise _damaged(file, error) from error
+    if not isinstance(found, dict) or not all(isinstance(t, torch.Tensor) for t in found.values()):
+        raise InputError("the pickle is no dictionary of tensors", str(file))
+    return found
+
+
+def _damaged(file: Path, error: Exception) -> InputError:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return InputError(f"damaged: {lines[0]}", str(file), "download it again")
+
+
+def _type(tensor: Tensor) -> str:
+    name = str(tensor.dtype).removeprefix("torch.")
+    return NAMES.get(name, name)
