@@ -59,7 +59,9 @@ class PickledWeights:
                 problems += error.problems
                 continue
             for name, tensor in tensors.items():
-                self.entries[name] = Entry(file, tuple(tensor.shape), _type(tensor))
+                self.entries[name] = Entry(
+                    file, tuple(tensor.shape), _type(tensor), 0, tensor.nbytes
+                )
         if not problems:
             problems = [
                 Problem(f"{name} is not in {file.name}", str(folder / INDEX), "download again")
