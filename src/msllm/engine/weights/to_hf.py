@@ -6,7 +6,7 @@ in the new ones; memory does not grow with the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msllm.engine.weights import matching, sidecar, transform
+from msllm.engine.weights import matching, sidecar, start, transform
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
 from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, PublishedWriter
-from msllm.engine.weights.stored import places
+from msllm.engine.weights.sidecar import Files
+from msllm.engine.weights.stored import differences, places
 from msllm.engine.weights.torch_dist import Piece, StoredWeights, Written
-from msllm.errors import InputError, Problem
+from msllm.errors import InputError
 from msllm.models.architecture import Architecture
 from msllm.models.hf_config import architecture_from_config, read_config
+from msllm.models.resolve import resolve_model
 from msllm.models.weight_map import WeightMap, published_shapes
 
 PART_BYTES = 2**30
@@ -33,7 +35,7 @@ def mcore_to_hf(
     checkpoint: Path,
     out: Path,
     *,
-    model: Path | None = None,
+    model: str | None = None,
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
     strict: bool = False,
@@ -42,10 +44,10 @@ def mcore_to_hf(
     """Export a checkpoint.
 
     Args:
-        checkpoint: Its folder.
+        checkpoint: Its folder, or that of a run: its newest.
         out: The folder of Hugging Face weights, which is not there yet.
-        model: A folder with the model's config.json and tokenizer; None for those that the
-            checkpoint keeps.
+        model: A folder with the model's config.json and tokenizer, or a name in the catalog; None
+            for the files that the checkpoint keeps.
         dtype: Type of the weights; None for that of the checkpoint.
         shard_bytes: Most bytes in a file.
         strict: Whether values that are not finite are an error.
@@ -55,19 +57,15 @@ def mcore_to_hf(
         InputError: The checkpoint is damaged or not that of the model.
         RunError: The disk is full.
     """
-    beside = model or sidecar.kept(checkpoint)
-    if beside is None:
-        raise InputError(
-            "the checkpoint does not say which model it is of",
-            f"--checkpoint {checkpoint}",
-            "give --model, a folder with the model's config.json and tokenizer",
-        )
-    architecture = architecture_from_config(read_config(beside))
+    where = f"--checkpoint {checkpoint}"
+    checkpoint = start.locate(checkpoint, where) or checkpoint
+    beside, architecture = _beside(checkpoint, model, where)
     stored = StoredWeights(checkpoint)
     weights = matching.mapped(architecture)
     if weights is None:
-        raise InputError([matching.unknown(architecture, str(beside))])
-    problems = [*_differences(stored, weights, architecture, str(checkpoint)), *check_out(out)]
+        raise InputError([matching.unknown(architecture, where)])
+    found = matching.first(list(differences(stored, weights, architecture, str(checkpoint))), where)
+    problems = [*found, *check_out(out)]
     if problems:
         raise InputError(problems)
     export = _Export(stored, weights, architecture, dtype)
@@ -88,35 +86,29 @@ def mcore_to_hf(
     if strict and bad:
         partial.discard()
         raise InputError([matching.not_finite(bad, str(checkpoint))])
-    sidecar.copy(beside, partial.path)
+    sidecar.write(beside, partial.path)
     partial.publish()
     return Conversion(len(export.planned), sum(part.size for part in parts), seconds[0], tuple(bad))
 
 
-def _differences(
-    stored: StoredWeights, weights: WeightMap, architecture: Architecture, where: str
-) -> Iterator[Problem]:
-    """What keeps the checkpoint from being the model's; rows may pad the vocabulary."""
-    wanted: dict[str, tuple[int, ...]] = {}
-    found_places = places(weights, architecture)
-    for name, weight in weights.items():
-        place = found_places[name]
-        wanted[place.key] = place.sizes + weight.shape
-    for key, shape in wanted.items():
-        tensor = stored.tensors.get(key)
-        if tensor is None:
-            yield Problem(f"the model has {key}, and the checkpoint does not", where)
-        elif not _fits(tensor.shape, shape):
-            theirs, ours = list(tensor.shape), list(shape)
-            yield Problem(f"{key} is {theirs} in the checkpoint and {ours} in the model", where)
-    for key in stored.tensors.keys() - wanted.keys():
-        yield Problem(f"the checkpoint has {key}, and the model does not", where)
-    yield from stored.faults()
-
-
-def _fits(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    padded = len(wanted) == 2 and found[1:] == wanted[1:] and found[0] >= wanted[0]
-    return found == wanted or padded
+def _beside(checkpoint: Path, model: str | None, where: str) -> tuple[Files, Architecture]:
+    """The files that go beside the weights, and the shape that the config among them gives."""
+    kept = sidecar.kept(checkpoint)
+    if model is None:
+        if kept is None:
+            raise InputError(
+                "the checkpoint does not say which model it is of",
+                where,
+                "give --model, a name in the catalog or a folder with config.json and tokenizer",
+            )
+        return sidecar.read(kept), architecture_from_config(read_config(kept))
+    found = resolve_model(model)
+    if found.card is None:
+        return sidecar.read(Path(model).expanduser()), found.architecture
+    if found.architecture is None:
+        raise InputError(f"the shape of {found.name} is not known", f"--model {model}")
+    files = sidecar.read(kept) if kept else {}
+    return files | {sidecar.CONFIG: sidecar.config_file(found)}, found.architecture
 
 
 class _Export:

@@ -87,7 +87,7 @@ def hf_to_mcore(
         raise InputError([matching.not_finite(not_finite, str(source))])
     written = [_written(entry) for record in records for entry in record["written"]]
     torch_dist.finish(partial.path, work.tensors, written)
-    sidecar.keep(source, partial.path)
+    sidecar.keep(sidecar.read(source), partial.path)
     manifest = Manifest(step=0, architecture=asdict(architecture), extra={"weights_only": True})
     checkpoint_folder.seal(partial.path, manifest)
     partial.publish()
