@@ -8,6 +8,8 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 EACH = {"moe": {"grouped_gemm": False}}
 
+QWEN2_MOE = EXPERTS | {"head_dim": None, "shared_expert_intermediate_size": 88}
+
 CASES = {
     "qwen3_moe": Case(model_type="qwen3_moe", config=EXPERTS | {"norm_topk_prob": True}),
     "qwen3_moe-plain": Case(model_type="qwen3_moe", config=EXPERTS | {"norm_topk_prob": False}),
@@ -19,4 +21,18 @@ CASES = {
     ),
     "mixtral": Case(model_type="mixtral", config=MIXTRAL),
     "mixtral-each": Case(model_type="mixtral", config=MIXTRAL, run=EACH),
+    "qwen2_moe": Case(model_type="qwen2_moe", config=QWEN2_MOE),
+    "qwen2_moe-some-dense": Case(
+        model_type="qwen2_moe",
+        config=QWEN2_MOE
+        | {
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 4,
+        },
+        run=EACH,
+    ),
 }
