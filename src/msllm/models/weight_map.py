@@ -179,9 +179,15 @@ def _attention(a: Architecture, names: TensorNames) -> Iterator[tuple[str, Weigh
     if a.sandwich_norm:
         post_norm = _copy(f"{names.attention_post_norm}.weight", a.hidden_size)
         yield "self_attn_bda.norm.weight", post_norm
-    if a.qk_norm == "head":
-        yield "self_attention.q_layernorm.weight", _copy(f"{names.query_norm}.weight", a.head_dim)
-        yield "self_attention.k_layernorm.weight", _copy(f"{names.key_norm}.weight", a.head_dim)
+    if a.qk_norm is not None:
+        queries, keys = (
+            (1, 1) if a.qk_norm == "head" else (a.num_attention_heads, a.num_query_groups)
+        )
+        for ours, theirs, heads in (
+            ("q_layernorm", names.query_norm, queries),
+            ("k_layernorm", names.key_norm, keys),
+        ):
+            yield f"self_attention.{ours}.weight", _copy(f"{theirs}.weight", heads * a.head_dim)
 
 
 def _grouped_heads(a: Architecture, names: TensorNames, kind: str, width: int | None) -> Weight:

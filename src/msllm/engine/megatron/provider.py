@@ -29,7 +29,12 @@ from msllm.engine.megatron.model_config import ModelConfig
 from msllm.engine.megatron.modules import Activation, CoreAttention, GroupedExperts, Norm
 from msllm.engine.megatron.projections import AttentionOutput, Down, QueryKeyValue
 from msllm.engine.megatron.residual import NormedResidual
+from msllm.engine.megatron.routing import Router
+from msllm.engine.megatron.whole_norm import WholeNorm
 from msllm.engine.weights.stored import FUSED_NORMS
+
+
+Module = ModuleSpec | type
 
 
 class SpecProvider(BackendSpecProvider):
@@ -78,7 +83,7 @@ def layer_spec(config: ModelConfig, layer: int) -> ModuleSpec:
     """The modules of transformer layer `layer` (from 0)."""
     provider = SpecProvider()
     norm = provider.layer_norm()
-    qk_norm = norm if config.qk_layernorm else IdentityOp
+    query_norm, key_norm = _qk_norms(config)
     attention = ModuleSpec(
         module=SelfAttention,
         params={"attn_mask_type": AttnMaskType.causal},
@@ -86,8 +91,8 @@ def layer_spec(config: ModelConfig, layer: int) -> ModuleSpec:
             linear_qkv=QueryKeyValue,
             core_attention=provider.core_attention(),
             linear_proj=AttentionOutput,
-            q_layernorm=qk_norm,
-            k_layernorm=qk_norm,
+            q_layernorm=query_norm,
+            k_layernorm=key_norm,
         ),
     )
     mlp = get_mlp_module_spec_for_backend(
@@ -97,6 +102,8 @@ def layer_spec(config: ModelConfig, layer: int) -> ModuleSpec:
         moe_use_legacy_grouped_gemm=config.moe_use_legacy_grouped_gemm,
         use_te_activation_func=True,
     )
+    if config.architecture.has_experts(layer):
+        mlp.submodules.router = Router
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -109,6 +116,18 @@ def layer_spec(config: ModelConfig, layer: int) -> ModuleSpec:
             sharded_state_dict_keys_map=dict(FUSED_NORMS),
         ),
     )
+
+
+def _qk_norms(config: ModelConfig) -> tuple[Module, Module]:
+    """The norms of queries and keys: of each head, or of all of them together."""
+    architecture = config.architecture
+    if architecture.qk_norm is None:
+        return IdentityOp, IdentityOp
+    if architecture.qk_norm == "head":
+        return Norm, Norm
+    heads = (architecture.num_attention_heads, architecture.num_query_groups)
+    query, key = (ModuleSpec(module=WholeNorm, params={"heads": count}) for count in heads)
+    return query, key
 
 
 def _residual(config: ModelConfig) -> ModuleSpec | Callable[..., Any]:
