@@ -41,6 +41,7 @@ class Case:
         config: What is special in it, beside `BASE`.
         run: Settings of the run, by section: {"moe": {"grouped_gemm": False}}; and
             "mutation", a mistake of `tests/parity/mutations.py` to make.
+        evaluated: Compare the models as evaluation runs them, without what training draws.
         reference: Makes the module from the whole config, where transformers has no class;
             called with tokens `[b, s]` it returns logits `[b, s, v]`.
     """
@@ -48,6 +49,7 @@ class Case:
     model_type: str
     config: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
+    evaluated: bool = False
     reference: Callable[[dict[str, Any]], torch.nn.Module] | None = None
 
     @property
@@ -63,7 +65,7 @@ class Case:
     def write(self, folder: Path) -> None:
         """Save the model as its publisher would, its gradients alike, and what it computes."""
         torch.manual_seed(0)
-        model = self._model()
+        model = self._model().train(not self.evaluated)
         _spread(model)
         tokens = torch.randint(
             0, VOCABULARY, (SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(1)
@@ -76,7 +78,7 @@ class Case:
         self._save(model, folder)
         truth = {"tokens": inputs, "labels": labels, "logits": logits.detach()}
         torch.save({**truth, "loss": loss.detach()}, folder / "truth.pt")
-        (folder / "run.json").write_text(json.dumps(self.run))
+        (folder / "run.json").write_text(json.dumps(self.run | {"evaluated": self.evaluated}))
         with torch.no_grad():
             for parameter in model.parameters():
                 gradient = parameter.grad
@@ -94,7 +96,7 @@ class Case:
         config = AutoConfig.for_model(
             self.model_type, **self._settings(), attn_implementation="eager"
         )
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
     def _save(self, model: torch.nn.Module, folder: Path) -> None:
         if self.reference is None:

@@ -44,8 +44,15 @@ def build(folder: Path, sizes: dict[str, Any], dtype: str = "fp32") -> MegatronB
     architecture = resolve_model(str(folder)).architecture
     backend = MegatronBackend(architecture, layout, run, select_device("cpu"))
     read_with(settings.get("mutation"))
+    if settings["evaluated"]:
+        for chunk in backend.chunks:
+            chunk.register_forward_pre_hook(evaluated)
     backend.load_published(folder)
     return backend
+
+
+def evaluated(chunk: torch.nn.Module, _: Any) -> None:
+    chunk.eval()
 
 
 def read_with(mutation: str | None) -> None:

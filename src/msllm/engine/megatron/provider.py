@@ -12,7 +12,7 @@ from typing import Any
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import BackendSpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
@@ -27,12 +27,11 @@ from megatron.core.transformer.transformer_layer import (
 
 from msllm.engine.megatron.model_config import ModelConfig
 from msllm.engine.megatron.modules import Activation, CoreAttention, GroupedExperts, Norm
-from msllm.engine.megatron.projections import AttentionOutput, Down, QueryKeyValue
+from msllm.engine.megatron.projections import AttentionOutput, Down, ExpertDown, QueryKeyValue
 from msllm.engine.megatron.residual import NormedResidual
-from msllm.engine.megatron.routing import Router
+from msllm.engine.megatron.routing import NoisyExperts, Router
 from msllm.engine.megatron.whole_norm import WholeNorm
 from msllm.engine.weights.stored import FUSED_NORMS
-
 
 Module = ModuleSpec | type
 
@@ -70,9 +69,7 @@ class SpecProvider(BackendSpecProvider):
         """The experts: one grouped matmul for all of a rank, or one MLP each."""
         if moe_use_grouped_gemm:
             return GroupedExperts, None
-        return SequentialMLP, MLPSubmodules(
-            linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear
-        )
+        return SequentialMLP, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=ExpertDown)
 
     def activation_func(self) -> type:
         """The MLP's activation."""
@@ -104,6 +101,8 @@ def layer_spec(config: ModelConfig, layer: int) -> ModuleSpec:
     )
     if config.architecture.has_experts(layer):
         mlp.submodules.router = Router
+        if config.architecture.moe.input_jitter:
+            mlp.module = NoisyExperts
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(

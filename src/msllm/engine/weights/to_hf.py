@@ -106,7 +106,7 @@ def _differences(
         tensor = stored.tensors.get(key)
         if tensor is None:
             yield Problem(f"the model has {key}, and the checkpoint does not", where)
-        elif not _fits(tensor.shape, shape):
+        elif not _fits(key, tensor.shape, shape):
             theirs, ours = list(tensor.shape), list(shape)
             yield Problem(f"{key} is {theirs} in the checkpoint and {ours} in the model", where)
     for key in stored.tensors.keys() - wanted.keys():
@@ -114,8 +114,9 @@ def _differences(
     yield from stored.faults()
 
 
-def _fits(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    padded = len(wanted) == 2 and found[1:] == wanted[1:] and found[0] >= wanted[0]
+def _fits(key: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    by_vocabulary = len(wanted) == 2 or key == "output_layer.bias"
+    padded = by_vocabulary and found[1:] == wanted[1:] and found[0] >= wanted[0]
     return found == wanted or padded
 
 

@@ -29,8 +29,6 @@ FAMILIES = (
         defaults={"head_dim": 128, "rope_theta": 5e6, "router_aux_loss_coef": 0.001},
         fields=_fields,
         trains=SCALED_ROPE | ROUTED_BY_SIGMOID | {"qk norm: full", "partial rotary"},
-        tensors=replace(
-            MIXTRAL, router_correction="block_sparse_moe.e_score_correction_bias"
-        ),
+        tensors=replace(MIXTRAL, router_correction="block_sparse_moe.e_score_correction_bias"),
     ),
 )
