@@ -36,12 +36,15 @@ class ExpertDown(RowParallelLinear):
     """Down, of one expert.
 
     Its result is its own, that Megatron may add weighed biases to in place. What tensor parallel
-    ranks have is summed by the token dispatcher.
+    ranks have is summed by the token dispatcher. The bias is an expert's like all of it: under
+    sequence parallelism, Megatron would sum its gradient over the tensor parallel ranks once more.
     """
 
     def __init__(self, *sizes: int, **kwargs: Any):
         super().__init__(*sizes, **kwargs)
         self.explicit_expert_comm = True
+        if self.bias is not None:
+            self.bias.sequence_parallel = False
 
 
 class AttentionOutput(Down):

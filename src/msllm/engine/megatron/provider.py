@@ -7,7 +7,7 @@ attention, activation and experts come in here, chosen and not patched in.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import BackendSpecProvider
@@ -33,7 +33,7 @@ from msllm.engine.megatron.routing import NoisyExperts, Router
 from msllm.engine.megatron.whole_norm import WholeNorm
 from msllm.engine.weights.stored import FUSED_NORMS
 
-Module = ModuleSpec | type
+Module: TypeAlias = ModuleSpec | type
 
 
 class SpecProvider(BackendSpecProvider):
@@ -92,17 +92,17 @@ def layer_spec(config: ModelConfig, layer: int) -> ModuleSpec:
             k_layernorm=key_norm,
         ),
     )
+    moe = config.architecture.moe if config.architecture.has_experts(layer) else None
     mlp = get_mlp_module_spec_for_backend(
         backend=provider,
-        num_experts=config.num_moe_experts if config.architecture.has_experts(layer) else None,
+        num_experts=moe.num_experts if moe is not None else None,
         moe_grouped_gemm=config.moe_grouped_gemm,
         moe_use_legacy_grouped_gemm=config.moe_use_legacy_grouped_gemm,
         use_te_activation_func=True,
     )
-    if config.architecture.has_experts(layer):
+    if moe is not None:
         mlp.submodules.router = Router
-        if config.architecture.moe.input_jitter:
-            mlp.module = NoisyExperts
+        mlp.module = NoisyExperts if moe.input_jitter else mlp.module
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
