@@ -1,4 +1,4 @@
-"""Tiny models of the families with experts or latent attention."""
+"""Tiny models of the families with experts."""
 
 from __future__ import annotations
 

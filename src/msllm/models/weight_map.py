@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from msllm.models.architecture import Architecture
+from msllm.models.architecture import MLA, Architecture
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,18 @@ class Gated:
     gate: str
     up: str
     down: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """The tensors of latent attention: down to the latents, their norms, up to the heads."""
+
+    query_down: str = "self_attn.q_a_proj"
+    query_norm: str = "self_attn.q_a_layernorm"
+    query_up: str = "self_attn.q_b_proj"
+    down: str = "self_attn.kv_a_proj_with_mqa"
+    norm: str = "self_attn.kv_a_layernorm"
+    up: str = "self_attn.kv_b_proj"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +60,7 @@ class TensorNames:
     out: str = "self_attn.o_proj"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
+    latent: Latent = Latent()
     dense: Gated = Gated(gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj")
     router: str = "mlp.gate"
     expert: Gated = Gated(
@@ -161,19 +174,49 @@ def _under(prefix: str, weight: Weight) -> Weight:
 
 def _attention(a: Architecture, names: TensorNames) -> Iterator[tuple[str, Weight]]:
     yield "input_layernorm.weight", _copy(f"{names.input_norm}.weight", a.hidden_size)
-    yield "self_attention.linear_qkv.weight", _grouped_heads(a, names, "weight", a.hidden_size)
-    if a.qkv_bias:
-        yield "self_attention.linear_qkv.bias", _grouped_heads(a, names, "bias", None)
-    width = a.num_attention_heads * a.head_dim
-    yield "self_attention.linear_proj.weight", _copy(f"{names.out}.weight", a.hidden_size, width)
+    yield from _heads(a, names) if a.mla is None else _latents(a, a.mla, names)
     if a.attention_out_bias:
         yield "self_attention.linear_proj.bias", _copy(f"{names.out}.bias", a.hidden_size)
     if a.sandwich_norm:
         post_norm = _copy(f"{names.attention_post_norm}.weight", a.hidden_size)
         yield "self_attn_bda.norm.weight", post_norm
+
+
+def _heads(a: Architecture, names: TensorNames) -> Iterator[tuple[str, Weight]]:
+    yield "self_attention.linear_qkv.weight", _grouped_heads(a, names, "weight", a.hidden_size)
+    if a.qkv_bias:
+        yield "self_attention.linear_qkv.bias", _grouped_heads(a, names, "bias", None)
+    width = a.num_attention_heads * a.head_dim
+    yield "self_attention.linear_proj.weight", _copy(f"{names.out}.weight", a.hidden_size, width)
     if a.qk_norm == "head":
         yield "self_attention.q_layernorm.weight", _copy(f"{names.query_norm}.weight", a.head_dim)
         yield "self_attention.k_layernorm.weight", _copy(f"{names.key_norm}.weight", a.head_dim)
+
+
+def _latents(a: Architecture, mla: MLA, names: TensorNames) -> Iterator[tuple[str, Weight]]:
+    """Each head's rows are those without positions, then the turned ones, or then its value."""
+    theirs, heads = names.latent, a.num_attention_heads
+    queries, turned = heads * a.head_dim, mla.qk_rope_head_dim
+    values = heads * mla.v_head_dim
+    kept = heads * mla.qk_nope_head_dim + values
+    matrices = [
+        ("linear_kv_down_proj", theirs.down, mla.kv_lora_rank + turned, a.hidden_size),
+        ("linear_kv_up_proj", theirs.up, kept, mla.kv_lora_rank),
+        ("linear_proj", names.out, a.hidden_size, values),
+    ]
+    norms = [("kv_layernorm", theirs.norm, mla.kv_lora_rank)]
+    if mla.q_lora_rank is None:
+        matrices.append(("linear_q_proj", names.query, queries, a.hidden_size))
+    else:
+        norms.append(("q_layernorm", theirs.query_norm, mla.q_lora_rank))
+        matrices += [
+            ("linear_q_down_proj", theirs.query_down, mla.q_lora_rank, a.hidden_size),
+            ("linear_q_up_proj", theirs.query_up, queries, mla.q_lora_rank),
+        ]
+    for ours, name, rows, width in matrices:
+        yield f"self_attention.{ours}.weight", _copy(f"{name}.weight", rows, width)
+    for ours, name, rows in norms:
+        yield f"self_attention.{ours}.weight", _copy(f"{name}.weight", rows)
 
 
 def _grouped_heads(a: Architecture, names: TensorNames, kind: str, width: int | None) -> Weight:

@@ -68,7 +68,8 @@ def _shape(architecture: Architecture) -> dict[str, Any]:
         "hidden_size": architecture.hidden_size,
         "num_attention_heads": architecture.num_attention_heads,
         "num_query_groups": architecture.num_query_groups,
-        "kv_channels": architecture.head_dim,
+        # what a head hands to the output projection: of a latent head, its value
+        "kv_channels": architecture.mla.v_head_dim if architecture.mla else architecture.head_dim,
         "ffn_hidden_size": architecture.intermediate_size,
         "normalization": architecture.norm,
         "layernorm_epsilon": architecture.norm_eps,

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 
 from msllm.models.architecture import Architecture
 
-FUSED_NORMS = {
+_FUSED_NORMS = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
-"""A layer's modules that are stored under other names."""
+
+
+def fused_norms(architecture: Architecture) -> dict[str, str]:
+    """A layer's modules that are stored under other names: none around latent attention."""
+    return dict(_FUSED_NORMS) if architecture.mla is None else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +50,7 @@ def _place(name: str, architecture: Architecture, stacked: bool) -> Place:
     if found is None:
         return Place(name)
     layer, rest = int(found[1]), found[2]
-    for ours, theirs in FUSED_NORMS.items():
+    for ours, theirs in fused_norms(architecture).items():
         if rest.startswith(ours):
             rest = theirs + rest.removeprefix(ours)
     if stacked:
