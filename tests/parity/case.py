@@ -39,6 +39,7 @@ class Case:
     Attributes:
         model_type: The config's.
         config: What is special in it, beside `BASE`.
+        nulls: Settings that are there and null, where that is not the config class's default.
         run: Settings of the run, by section: {"moe": {"grouped_gemm": False}}; and
             "mutation", a mistake of `tests/parity/mutations.py` to make.
         reference: Makes the module from the whole config, where transformers has no class;
@@ -47,6 +48,7 @@ class Case:
 
     model_type: str
     config: dict[str, Any] = field(default_factory=dict)
+    nulls: tuple[str, ...] = ()
     run: dict[str, Any] = field(default_factory=dict)
     reference: Callable[[dict[str, Any]], torch.nn.Module] | None = None
 
@@ -84,7 +86,8 @@ class Case:
         self._save(model, folder / "gradients")
 
     def _settings(self) -> dict[str, Any]:
-        return {k: v for k, v in (BASE | self.config).items() if v is not None}
+        given = {k: v for k, v in (BASE | self.config).items() if v is not None}
+        return given | dict.fromkeys(self.nulls)
 
     def _model(self) -> torch.nn.Module:
         if self.reference is not None:

@@ -16,7 +16,27 @@ LATENTS = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 12,
 }
-NO_QUERY_LATENT = {"q_lora_rank": None}
+NO_QUERY_LATENT = ("q_lora_rank",)
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 2.5,
+}
+GROUPS = {"n_group": 4, "topk_group": 2}
+LIMITED = GROUPS | {"topk_method": "group_limited_greedy"}
+DEEPSEEK = LATENTS | EXPERTS | {"num_nextn_predict_layers": 0}
+EACH = {"moe": {"grouped_gemm": False}}
 
 CASES = {
     "minicpm": Case(
@@ -38,5 +58,60 @@ CASES = {
         config=LATENTS
         | SCALES
         | {"rope_parameters": LINEAR, "max_position_embeddings": 32, "v_head_dim": 24},
+    ),
+    "deepseek_v2-lite": Case(
+        model_type="deepseek_v2",
+        config=DEEPSEEK | {"routed_scaling_factor": 1.0},
+        nulls=NO_QUERY_LATENT,
+    ),
+    "deepseek_v2": Case(
+        model_type="deepseek_v2",
+        config=DEEPSEEK
+        | LIMITED
+        | {"rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}},
+    ),
+    "deepseek_v2-each": Case(
+        model_type="deepseek_v2",
+        config=DEEPSEEK
+        | LIMITED
+        | {
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 0,
+            "tie_word_embeddings": True,
+        },
+        run=EACH,
+    ),
+    "deepseek_v3": Case(
+        model_type="deepseek_v3",
+        config=DEEPSEEK
+        | GROUPS
+        | {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+    ),
+    "deepseek_v3-yarn": Case(
+        model_type="deepseek_v3",
+        config=DEEPSEEK
+        | GROUPS
+        | {
+            "rope_parameters": YARN | {"mscale": 1.3, "mscale_all_dim": 0.6},
+            "num_experts_per_tok": 5,
+            "v_head_dim": 24,
+        },
+    ),
+    "deepseek_v3-plain": Case(
+        model_type="deepseek_v3",
+        config=DEEPSEEK
+        | {
+            "n_group": 1,
+            "topk_group": 1,
+            "num_experts_per_tok": 3,
+            "norm_topk_prob": False,
+            "rope_interleave": False,
+            "tie_word_embeddings": True,
+            "first_k_dense_replace": 3,
+        },
+        nulls=NO_QUERY_LATENT,
+        run=EACH,
     ),
 }

@@ -8,6 +8,19 @@ EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 
 MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
 EACH = {"moe": {"grouped_gemm": False}}
 
+QWEN2_MOE = EXPERTS | {"head_dim": None, "shared_expert_intermediate_size": 88}
+
+GLM4_MOE = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 40,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 0,
+}
+GROUPS = {"n_group": 4, "topk_group": 2}
+MINIMAX = {"num_local_experts": 6, "num_experts_per_tok": 3, "rotary_dim": 16}
+
 CASES = {
     "qwen3_moe": Case(model_type="qwen3_moe", config=EXPERTS | {"norm_topk_prob": True}),
     "qwen3_moe-plain": Case(model_type="qwen3_moe", config=EXPERTS | {"norm_topk_prob": False}),
@@ -19,4 +32,41 @@ CASES = {
     ),
     "mixtral": Case(model_type="mixtral", config=MIXTRAL),
     "mixtral-each": Case(model_type="mixtral", config=MIXTRAL, run=EACH),
+    "qwen2_moe": Case(model_type="qwen2_moe", config=QWEN2_MOE),
+    "qwen2_moe-some-dense": Case(
+        model_type="qwen2_moe",
+        config=QWEN2_MOE
+        | {
+            "decoder_sparse_step": 2,
+            "mlp_only_layers": [3],
+            "norm_topk_prob": True,
+            "qkv_bias": False,
+            "tie_word_embeddings": True,
+            "num_key_value_heads": 4,
+        },
+        run=EACH,
+    ),
+    "glm4_moe": Case(
+        model_type="glm4_moe",
+        config=GLM4_MOE | {"use_qk_norm": True, "attention_bias": True},
+    ),
+    "glm4_moe-groups": Case(
+        model_type="glm4_moe",
+        config=GLM4_MOE
+        | GROUPS
+        | {"routed_scaling_factor": 2.5, "n_shared_experts": 1, "tie_word_embeddings": True},
+    ),
+    "glm4_moe-plain-scores": Case(
+        model_type="glm4_moe",
+        config=GLM4_MOE
+        | GROUPS
+        | {"num_experts_per_tok": 2, "norm_topk_prob": False, "first_k_dense_replace": 2},
+        run=EACH,
+    ),
+    "minimax_m2": Case(model_type="minimax_m2", config=MINIMAX),
+    "minimax_m2-square": Case(
+        model_type="minimax_m2",
+        config=MINIMAX | {"intermediate_size": 64, "tie_word_embeddings": True, "head_dim": 16},
+        run=EACH,
+    ),
 }

@@ -44,6 +44,8 @@ class MoE:
     norm_topk_prob: bool = True
     num_groups: int | None = None
     topk_groups: int | None = None
+    group_best: int = 2
+    """Experts of a group whose scores say together how good the group is."""
     routed_scaling_factor: float = 1.0
     expert_bias: bool = False
     """Aux-loss-free balancing: a bias on the scores that only selects."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from msllm.models.architecture import MLA, Architecture
+from msllm.models.architecture import MLA, Architecture, MoE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +68,14 @@ class TensorNames:
         up="mlp.experts.{expert}.up_proj",
         down="mlp.experts.{expert}.down_proj",
     )
+    shared: Gated = Gated(
+        gate="mlp.shared_experts.gate_proj",
+        up="mlp.shared_experts.up_proj",
+        down="mlp.shared_experts.down_proj",
+    )
+    shared_gate: str = "mlp.shared_expert_gate"
+    router_correction: str = "mlp.gate.e_score_correction_bias"
+    """The balancing bias; its name is whole, it is no `.bias` of a module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +196,15 @@ def _heads(a: Architecture, names: TensorNames) -> Iterator[tuple[str, Weight]]:
         yield "self_attention.linear_qkv.bias", _grouped_heads(a, names, "bias", None)
     width = a.num_attention_heads * a.head_dim
     yield "self_attention.linear_proj.weight", _copy(f"{names.out}.weight", a.hidden_size, width)
-    if a.qk_norm == "head":
-        yield "self_attention.q_layernorm.weight", _copy(f"{names.query_norm}.weight", a.head_dim)
-        yield "self_attention.k_layernorm.weight", _copy(f"{names.key_norm}.weight", a.head_dim)
+    if a.qk_norm is not None:
+        queries, keys = (
+            (1, 1) if a.qk_norm == "head" else (a.num_attention_heads, a.num_query_groups)
+        )
+        for ours, theirs, heads in (
+            ("q_layernorm", names.query_norm, queries),
+            ("k_layernorm", names.key_norm, keys),
+        ):
+            yield f"self_attention.{ours}.weight", _copy(f"{theirs}.weight", heads * a.head_dim)
 
 
 def _latents(a: Architecture, mla: MLA, names: TensorNames) -> Iterator[tuple[str, Weight]]:
@@ -246,8 +260,8 @@ def _mlp(a: Architecture, names: TensorNames, layer: int) -> Iterator[tuple[str,
         yield from _gated("mlp.", names.dense, a.intermediate_size, a.hidden_size, a.mlp_bias)
         return
     assert a.moe is not None
-    router = _copy(f"{names.router}.weight", a.moe.num_experts, a.hidden_size)
-    yield "mlp.router.weight", router
+    yield from _router(a.moe, names, a.hidden_size)
+    yield from _shared_experts(a.moe, names, a.hidden_size)
     for number in range(a.moe.num_experts):
         expert = Gated(
             gate=names.expert.gate.format(expert=number),
@@ -256,6 +270,22 @@ def _mlp(a: Architecture, names: TensorNames, layer: int) -> Iterator[tuple[str,
         )
         ours = f"mlp.experts.local_experts.{number}."
         yield from _gated(ours, expert, a.moe.intermediate_size, a.hidden_size, bias=False)
+
+
+def _router(moe: MoE, names: TensorNames, hidden: int) -> Iterator[tuple[str, Weight]]:
+    yield "mlp.router.weight", _copy(f"{names.router}.weight", moe.num_experts, hidden)
+    if moe.expert_bias:
+        yield "mlp.router.expert_bias", _copy(names.router_correction, moe.num_experts)
+
+
+def _shared_experts(moe: MoE, names: TensorNames, hidden: int) -> Iterator[tuple[str, Weight]]:
+    """One MLP as wide as all shared experts together."""
+    width = moe.shared_expert_intermediate_size
+    if not width:
+        return
+    yield from _gated("mlp.shared_experts.", names.shared, width, hidden, bias=False)
+    if moe.shared_expert_gate:
+        yield "mlp.shared_experts.gate_weight", _copy(f"{names.shared_gate}.weight", 1, hidden)
 
 
 def _gated(

@@ -77,7 +77,9 @@ def _shape(architecture: Architecture) -> dict[str, Any]:
         "activation_func": activation[architecture.activation],
         "use_te_activation_func": True,
         "gated_linear_unit": architecture.gated_mlp,
-        "qk_layernorm": architecture.qk_norm is not None,
+        # Megatron sums these norms' gradients over the tensor parallel group: right where all
+        # ranks hold one head's norm, and not where each holds its heads' part of a wider one
+        "qk_layernorm": architecture.qk_norm == "head",
         "add_qkv_bias": architecture.qkv_bias,
         "add_bias_linear": architecture.mlp_bias,
         "softmax_scale": architecture.attention_scale,

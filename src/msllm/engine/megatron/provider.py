@@ -31,7 +31,11 @@ from msllm.engine.megatron.model_config import ModelConfig
 from msllm.engine.megatron.modules import Activation, CoreAttention, GroupedExperts, Norm
 from msllm.engine.megatron.projections import AttentionOutput, Down, QueryKeyValue
 from msllm.engine.megatron.residual import NormedResidual, ScaledResidual
+from msllm.engine.megatron.routing import Router
+from msllm.engine.megatron.whole_norm import WholeNorm
 from msllm.engine.weights.stored import fused_norms
+
+Module = ModuleSpec | type
 
 
 class SpecProvider(BackendSpecProvider):
@@ -87,6 +91,8 @@ def layer_spec(config: ModelConfig, layer: int) -> ModuleSpec:
         moe_use_legacy_grouped_gemm=config.moe_use_legacy_grouped_gemm,
         use_te_activation_func=True,
     )
+    if config.architecture.has_experts(layer):
+        mlp.submodules.router = Router
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
@@ -107,15 +113,27 @@ def _attention(config: ModelConfig, provider: SpecProvider) -> ModuleSpec:
     if config.architecture.mla is not None:
         latent = MLASelfAttentionSubmodules(core_attention=core, linear_proj=out)
         return ModuleSpec(module=LatentAttention, params=params, submodules=latent)
-    qk_norm = provider.layer_norm() if config.qk_layernorm else IdentityOp
+    query_norm, key_norm = _qk_norms(config)
     heads = SelfAttentionSubmodules(
         linear_qkv=QueryKeyValue,
         core_attention=core,
         linear_proj=out,
-        q_layernorm=qk_norm,
-        k_layernorm=qk_norm,
+        q_layernorm=query_norm,
+        k_layernorm=key_norm,
     )
     return ModuleSpec(module=SelfAttention, params=params, submodules=heads)
+
+
+def _qk_norms(config: ModelConfig) -> tuple[Module, Module]:
+    """The norms of queries and keys: of each head, or of all of them together."""
+    architecture = config.architecture
+    if architecture.qk_norm is None:
+        return IdentityOp, IdentityOp
+    if architecture.qk_norm == "head":
+        return Norm, Norm
+    heads = (architecture.num_attention_heads, architecture.num_query_groups)
+    query, key = (ModuleSpec(module=WholeNorm, params={"heads": count}) for count in heads)
+    return query, key
 
 
 def _residual(config: ModelConfig) -> ModuleSpec | Callable[..., Any]:
