@@ -43,7 +43,8 @@ class Case:
         run: Settings of the run, by section: {"moe": {"grouped_gemm": False}}; and
             "mutation", a mistake of `tests/parity/mutations.py` to make.
         reference: Makes the module from the whole config, where transformers has no class;
-            called with tokens `[b, s]` it returns logits `[b, s, v]`.
+            called with tokens `[b, s]` it returns logits `[b, s, v]`. Its `further_loss`, if
+            it has one, maps labels to what is trained beside the loss and what is told of it.
     """
 
     model_type: str
@@ -74,9 +75,13 @@ class Case:
         found = model(inputs)
         logits = found if isinstance(found, torch.Tensor) else found.logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        loss.backward()
         self._save(model, folder)
         truth = {"tokens": inputs, "labels": labels, "logits": logits.detach()}
+        trained = loss
+        if hasattr(model, "further_loss"):
+            further, mean = model.further_loss(labels)
+            trained, truth["mtp"] = loss + further, mean.detach()
+        trained.backward()
         torch.save({**truth, "loss": loss.detach()}, folder / "truth.pt")
         (folder / "run.json").write_text(json.dumps(self.run))
         with torch.no_grad():
@@ -106,7 +111,7 @@ class Case:
         folder.mkdir(parents=True)
         config = {"model_type": self.model_type, **self._settings()}
         (folder / "config.json").write_text(json.dumps(config))
-        weights = {n: w.detach().contiguous() for n, w in model.state_dict().items()}
+        weights = {n: w.detach().clone() for n, w in model.state_dict().items()}
         save_file(weights, folder / "model.safetensors")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.parity.case import Case
 from tests.parity.dense_cases import LINEAR, LONG, OWN_SIZES
+from tests.parity.references.further_tokens import FurtherTokens
 from tests.parity.references.minicpm import MiniCPM
 
 SCALES = {"scale_emb": 7, "scale_depth": 1.9, "dim_model_base": 40}
@@ -98,6 +99,17 @@ CASES = {
             "num_experts_per_tok": 5,
             "v_head_dim": 24,
         },
+    ),
+    "deepseek_v3-further": Case(
+        model_type="deepseek_v3",
+        config=DEEPSEEK | GROUPS | {"num_nextn_predict_layers": 1},
+        reference=FurtherTokens,
+    ),
+    "deepseek_v3-further-2": Case(
+        model_type="deepseek_v3",
+        config=DEEPSEEK | GROUPS | {"num_nextn_predict_layers": 2},
+        reference=FurtherTokens,
+        run=EACH,
     ),
     "deepseek_v3-plain": Case(
         model_type="deepseek_v3",

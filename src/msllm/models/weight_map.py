@@ -8,7 +8,7 @@ here. No tensor is touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from msllm.models.architecture import MLA, Architecture, MoE
@@ -33,6 +33,20 @@ class Latent:
     down: str = "self_attn.kv_a_proj_with_mqa"
     norm: str = "self_attn.kv_a_layernorm"
     up: str = "self_attn.kv_b_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Further:
+    """What a layer of multi-token prediction has beside a layer's tensors, behind its prefix."""
+
+    embedding_norm: str = "enorm"
+    hidden_norm: str = "hnorm"
+    projection: str = "eh_proj"
+    final_norm: str = "shared_head.norm"
+    embedding: str = "embed_tokens"
+    """A copy of the model's."""
+    head: str = "shared_head.head"
+    """A copy of the model's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +75,7 @@ class TensorNames:
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     latent: Latent = Latent()
+    further: Further = Further()
     dense: Gated = Gated(gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj")
     router: str = "mlp.gate"
     expert: Gated = Gated(
@@ -106,6 +121,8 @@ class Weight:
 
     runs: tuple[Run, ...]
     width: int | None
+    copies: tuple[str, ...] = ()
+    """Published tensors that say the same once more: written, and not read."""
 
     @property
     def rows(self) -> int:
@@ -116,6 +133,11 @@ class Weight:
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
         return (self.rows,) if self.width is None else (self.rows, self.width)
+
+    def duplicates(self) -> Iterator[Weight]:
+        """Give each copy as a weight of its own."""
+        for tensor in self.copies:
+            yield _copy(tensor, self.rows, self.width)
 
     def cut(self, first: int, count: int) -> Iterator[Run]:
         """Give the runs that make up `count` of its rows from `first`; padding rows are in none."""
@@ -134,20 +156,43 @@ WeightMap = dict[str, Weight]
 def weight_map(architecture: Architecture, names: TensorNames) -> WeightMap:
     """Map all parameters of a decoder."""
     hidden, vocab = architecture.hidden_size, architecture.vocab_size
-    found = {"embedding.word_embeddings.weight": _copy(f"{names.embedding}.weight", vocab, hidden)}
+    found: WeightMap = {}
+
+    def add(layer: int, ours: str, weights: Iterable[tuple[str, Weight]]) -> None:
+        theirs = names.layer.format(layer=layer)
+        found.update({ours + name: _under(theirs, weight) for name, weight in weights})
+
     for layer in range(architecture.num_layers):
-        theirs, ours = names.layer.format(layer=layer), f"decoder.layers.{layer}."
-        found |= {
-            ours + name: _under(theirs, weight)
-            for name, weight in (
-                *_attention(architecture, names),
-                *_mlp(architecture, names, layer),
-            )
-        }
+        add(layer, f"decoder.layers.{layer}.", _layer(architecture, names, layer))
+    further = range(architecture.num_nextn_predict_layers)
+    for number in further:
+        layer, ours = architecture.num_layers + number, f"mtp.layers.{number}."
+        add(layer, f"{ours}transformer_layer.", _layer(architecture, names, layer))
+        add(layer, ours, _further(names.further, hidden))
+    prefixes = [names.layer.format(layer=architecture.num_layers + i) for i in further]
+
+    def shared(name: str, copy: str) -> Weight:
+        copies = tuple(f"{prefix}{copy}.weight" for prefix in prefixes)
+        return replace(_copy(f"{name}.weight", vocab, hidden), copies=copies)
+
+    theirs = names.further
+    found["embedding.word_embeddings.weight"] = shared(names.embedding, theirs.embedding)
     found["decoder.final_layernorm.weight"] = _copy(f"{names.final_norm}.weight", hidden)
     if not architecture.tie_word_embeddings:
-        found["output_layer.weight"] = _copy(f"{names.head}.weight", vocab, hidden)
+        found["output_layer.weight"] = shared(names.head, theirs.head)
     return found
+
+
+def _layer(a: Architecture, names: TensorNames, layer: int) -> Iterator[tuple[str, Weight]]:
+    yield from _attention(a, names)
+    yield from _mlp(a, names, layer)
+
+
+def _further(names: Further, hidden: int) -> Iterator[tuple[str, Weight]]:
+    yield "enorm.weight", _copy(f"{names.embedding_norm}.weight", hidden)
+    yield "hnorm.weight", _copy(f"{names.hidden_norm}.weight", hidden)
+    yield "eh_proj.weight", _copy(f"{names.projection}.weight", hidden, 2 * hidden)
+    yield "final_layernorm.weight", _copy(f"{names.final_norm}.weight", hidden)
 
 
 def published_shapes(weights: WeightMap) -> dict[str, tuple[int, ...]]:
@@ -155,7 +200,7 @@ def published_shapes(weights: WeightMap) -> dict[str, tuple[int, ...]]:
     rows: dict[str, int] = {}
     experts: dict[str, int] = {}
     forms: dict[str, tuple[int | None, bool]] = {}
-    for weight in weights.values():
+    for weight in [w for one in weights.values() for w in (one, *one.duplicates())]:
         for run in weight.runs:
             end = run.first + (run.count - 1) * run.step + 1
             rows[run.tensor] = max(end, rows.get(run.tensor, 0))

@@ -7,7 +7,7 @@ attention, activation and experts come in here, chosen and not patched in.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import BackendSpecProvider
@@ -35,7 +35,7 @@ from msllm.engine.megatron.routing import Router
 from msllm.engine.megatron.whole_norm import WholeNorm
 from msllm.engine.weights.stored import fused_norms
 
-Module = ModuleSpec | type
+Module: TypeAlias = ModuleSpec | type
 
 
 class SpecProvider(BackendSpecProvider):

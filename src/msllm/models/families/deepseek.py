@@ -81,7 +81,7 @@ FAMILIES = (
         model_types=("deepseek_v3",),
         defaults={"rope_interleave": True, "first_k_dense_replace": 3},
         fields=_v3,
-        trains=_TRAINS | ROUTED_BY_SIGMOID,
+        trains=_TRAINS | ROUTED_BY_SIGMOID | {"multi-token prediction"},
         tensors=TensorNames(),
     ),
     Family(
