@@ -97,7 +97,7 @@ def features(arch: Architecture) -> frozenset[str]:
         "double layers": arch.sublayers > 1,
         "hyper-connections": arch.hyper_connections > 0,
         "latent attention": arch.mla is not None,
-        "scaled latents": arch.mla is not None and arch.mla.scale_latents,
+        "scaled latents": getattr(arch.mla, "scale_latents", False),
         "state space": arch.mamba is not None,
         "linear attention": arch.linear_attention is not None,
         "sparse attention": arch.sparse_attention is not None,
