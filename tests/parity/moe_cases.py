@@ -1,8 +1,9 @@
-"""Tiny models of the families with experts or latent attention."""
+"""Tiny models of the families with experts."""
 
 from __future__ import annotations
 
 from tests.parity.case import Case
+from tests.parity.references.further_tokens import FurtherTokens
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -96,6 +97,11 @@ CASES = {
         | GROUPS
         | {"num_experts_per_tok": 2, "norm_topk_prob": False, "first_k_dense_replace": 2},
         run=EACH,
+    ),
+    "glm4_moe-further": Case(
+        model_type="glm4_moe",
+        config=GLM4_MOE | {"num_nextn_predict_layers": 1, "attention_bias": True},
+        reference=FurtherTokens,
     ),
     "minimax_m2": Case(model_type="minimax_m2", config=MINIMAX),
     "minimax_m2-square": Case(

@@ -91,11 +91,14 @@ class Layout:
         chunks = self.chunks(num_layers)
         return tuple(chunks[stage :: self.pp] for stage in range(self.pp))
 
-    def megatron_stages(self, num_layers: int) -> list[list[str]]:
-        """Name the layers of each chunk, as Megatron's `pipeline_model_parallel_layout` does."""
+    def megatron_stages(self, num_layers: int, further: int = 0) -> list[list[str]]:
+        """Name the layers of each chunk, as Megatron's `pipeline_model_parallel_layout` does.
+
+        The `further` layers of multi-token prediction are in the last chunk.
+        """
         lists = [["decoder"] * len(layers) for layers in self.chunks(num_layers)]
         lists[0].insert(0, "embedding")
-        lists[-1].append("loss")
+        lists[-1] += ["mtp"] * further + ["loss"]
         return lists
 
     def coordinates(self, rank: int) -> Coordinates:

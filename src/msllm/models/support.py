@@ -98,6 +98,7 @@ def features(arch: Architecture) -> frozenset[str]:
         "double layers": arch.sublayers > 1,
         "hyper-connections": arch.hyper_connections > 0,
         "latent attention": arch.mla is not None,
+        "scaled latents": getattr(arch.mla, "scale_latents", False),
         "state space": arch.mamba is not None,
         "linear attention": arch.linear_attention is not None,
         "sparse attention": arch.sparse_attention is not None,

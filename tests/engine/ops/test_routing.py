@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from msllm.engine.ops.routing import by_sigmoid, sparsemixer
+from msllm.engine.ops.routing import by_scores, sparsemixer
 from msllm.models.architecture import MoE
 
 TOKENS, EXPERTS = 50, 12
@@ -41,12 +41,13 @@ def test_sigmoids_are_chosen_as_glm_does(groups, kept, chosen, renormalized):
         num_experts=EXPERTS,
         num_experts_per_tok=chosen,
         intermediate_size=8,
+        score_function="sigmoid",
         norm_topk_prob=renormalized,
         num_groups=groups if groups > 1 else None,
         topk_groups=kept if groups > 1 else None,
         routed_scaling_factor=2.5,
     )
-    ours = dense(*by_sigmoid(logits, moe, router.e_score_correction_bias))
+    ours = dense(*by_scores(logits, moe, router.e_score_correction_bias))
     torch.testing.assert_close(ours, dense(experts, weights))
 
 

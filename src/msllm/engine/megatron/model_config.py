@@ -65,10 +65,12 @@ def _shape(architecture: Architecture) -> dict[str, Any]:
     activation = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": F.gelu, "relu2": F.relu}
     return {
         "num_layers": architecture.num_layers,
+        "mtp_num_layers": architecture.num_nextn_predict_layers or None,
         "hidden_size": architecture.hidden_size,
         "num_attention_heads": architecture.num_attention_heads,
         "num_query_groups": architecture.num_query_groups,
-        "kv_channels": architecture.head_dim,
+        # what a head hands to the output projection: of a latent head, its value
+        "kv_channels": architecture.mla.v_head_dim if architecture.mla else architecture.head_dim,
         "ffn_hidden_size": architecture.intermediate_size,
         "normalization": architecture.norm,
         "layernorm_epsilon": architecture.norm_eps,
@@ -98,7 +100,9 @@ def _parallel(architecture: Architecture, layout: Layout) -> dict[str, Any]:
         "expert_tensor_parallel_size": layout.etp,
         "sequence_parallel": layout.sequence_parallel,
         "pipeline_model_parallel_layout": (
-            layout.megatron_stages(architecture.num_layers) if layout.pp > 1 else None
+            layout.megatron_stages(architecture.num_layers, architecture.num_nextn_predict_layers)
+            if layout.pp > 1
+            else None
         ),
         "batch_p2p_comm": False,
         "variable_seq_lengths": False,

@@ -213,7 +213,7 @@ class RotaryEmbedding:
             architecture = self.config.architecture
             rope = architecture.rope
             frequencies, factor = inverse_frequencies(
-                rope, architecture.head_dim, self.max_position, length
+                rope, architecture.rotary_head_dim, self.max_position, length
             )
             positions = torch.arange(length, device="cpu")
             cos, sin = cos_sin(frequencies, positions, factor, rope.interleaved)

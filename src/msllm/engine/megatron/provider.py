@@ -18,6 +18,7 @@ from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.mlp import MLPSubmodules
 from megatron.core.transformer.moe.experts import SequentialMLP
+from megatron.core.transformer.multi_latent_attention import MLASelfAttentionSubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 from megatron.core.transformer.transformer_layer import (
@@ -25,13 +26,14 @@ from megatron.core.transformer.transformer_layer import (
     TransformerLayerSubmodules,
 )
 
+from msllm.engine.megatron.latent_attention import LatentAttention
 from msllm.engine.megatron.model_config import ModelConfig
 from msllm.engine.megatron.modules import Activation, CoreAttention, GroupedExperts, Norm
 from msllm.engine.megatron.projections import AttentionOutput, Down, ExpertDown, QueryKeyValue
-from msllm.engine.megatron.residual import NormedResidual
+from msllm.engine.megatron.residual import NormedResidual, ScaledResidual
 from msllm.engine.megatron.routing import NoisyExperts, Router
 from msllm.engine.megatron.whole_norm import WholeNorm
-from msllm.engine.weights.stored import FUSED_NORMS
+from msllm.engine.weights.stored import fused_norms
 
 Module: TypeAlias = ModuleSpec | type
 
@@ -80,18 +82,6 @@ def layer_spec(config: ModelConfig, layer: int) -> ModuleSpec:
     """The modules of transformer layer `layer` (from 0)."""
     provider = SpecProvider()
     norm = provider.layer_norm()
-    query_norm, key_norm = _qk_norms(config)
-    attention = ModuleSpec(
-        module=SelfAttention,
-        params={"attn_mask_type": AttnMaskType.causal},
-        submodules=SelfAttentionSubmodules(
-            linear_qkv=QueryKeyValue,
-            core_attention=provider.core_attention(),
-            linear_proj=AttentionOutput,
-            q_layernorm=query_norm,
-            k_layernorm=key_norm,
-        ),
-    )
     moe = config.architecture.moe if config.architecture.has_experts(layer) else None
     mlp = get_mlp_module_spec_for_backend(
         backend=provider,
@@ -107,14 +97,31 @@ def layer_spec(config: ModelConfig, layer: int) -> ModuleSpec:
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(
             input_layernorm=norm,
-            self_attention=attention,
+            self_attention=_attention(config, provider),
             self_attn_bda=_residual(config),
             pre_mlp_layernorm=norm,
             mlp=mlp,
             mlp_bda=_residual(config),
-            sharded_state_dict_keys_map=dict(FUSED_NORMS),
+            sharded_state_dict_keys_map=fused_norms(config.architecture),
         ),
     )
+
+
+def _attention(config: ModelConfig, provider: SpecProvider) -> ModuleSpec:
+    params = {"attn_mask_type": AttnMaskType.causal}
+    core, out = provider.core_attention(), AttentionOutput
+    if config.architecture.mla is not None:
+        latent = MLASelfAttentionSubmodules(core_attention=core, linear_proj=out)
+        return ModuleSpec(module=LatentAttention, params=params, submodules=latent)
+    query_norm, key_norm = _qk_norms(config)
+    heads = SelfAttentionSubmodules(
+        linear_qkv=QueryKeyValue,
+        core_attention=core,
+        linear_proj=out,
+        q_layernorm=query_norm,
+        k_layernorm=key_norm,
+    )
+    return ModuleSpec(module=SelfAttention, params=params, submodules=heads)
 
 
 def _qk_norms(config: ModelConfig) -> tuple[Module, Module]:
@@ -133,6 +140,8 @@ def _residual(config: ModelConfig) -> ModuleSpec | Callable[..., Any]:
     """What adds a sublayer's output to the residual stream."""
     if config.architecture.sandwich_norm:
         return ModuleSpec(module=NormedResidual, params={"config": config})
+    if (scale := config.architecture.residual_scale) is not None:
+        return ModuleSpec(module=ScaledResidual, params={"scale": scale})
     return get_bias_dropout_add
 
 

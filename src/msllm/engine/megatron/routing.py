@@ -11,7 +11,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from msllm.engine.megatron.model_config import ModelConfig
-from msllm.engine.ops.routing import GROUP_BEST, by_sigmoid, sparsemixer
+from msllm.engine.ops.routing import by_scores, sparsemixer
 from msllm.models.architecture import MoE
 
 
@@ -40,7 +40,7 @@ class Router(TopKRouter):
         if moe.score_function == "sparsemixer":
             experts, weights = sparsemixer(logits, moe.router_jitter, self.training)
         else:
-            experts, weights = by_sigmoid(logits, moe, self.expert_bias)
+            experts, weights = by_scores(logits, moe, self.expert_bias)
         probs = torch.zeros_like(logits).scatter(1, experts, weights.to(logits.dtype))
         chosen = torch.zeros_like(logits, dtype=torch.bool).scatter(1, experts, True)
         if self.training and torch.is_grad_enabled() and self.is_aux_loss_enabled():
@@ -58,11 +58,11 @@ def _is_other(moe: MoE) -> bool:
     It renormalizes the sigmoids of two and more experts, and of no single one; and it judges a
     group by as many experts as a token would choose there.
     """
-    if moe.score_function != "sigmoid":
-        return moe.score_function == "sparsemixer"
-    grouped = moe.topk_groups is not None
-    other_groups = grouped and moe.num_experts_per_tok // (moe.topk_groups or 1) != GROUP_BEST
-    return other_groups or moe.norm_topk_prob != (moe.num_experts_per_tok > 1)
+    if moe.score_function == "sparsemixer":
+        return True
+    if moe.topk_groups and moe.num_experts_per_tok // moe.topk_groups != moe.group_best:
+        return True
+    return moe.score_function == "sigmoid" and moe.norm_topk_prob != (moe.num_experts_per_tok > 1)
 
 
 class NoisyExperts(MoELayer):

@@ -7,13 +7,15 @@ from torch import Tensor
 
 from msllm.models.architecture import MoE
 
-GROUP_BEST = 2
-"""Experts of a group whose scores say how good the group is (arXiv:2412.19437)."""
 
+def by_scores(logits: Tensor, moe: MoE, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Choose by sigmoids or the softmax, group-limited, with a bias that only selects.
 
-def by_sigmoid(logits: Tensor, moe: MoE, bias: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Choose by sigmoids, group-limited, with a bias that only selects: `[t, k]` each."""
-    scores = logits.float().sigmoid()
+    Returns:
+        The experts of each token and their weights, `[t, k]` each.
+    """
+    sigmoid = moe.score_function == "sigmoid"
+    scores = logits.float().sigmoid() if sigmoid else logits.float().softmax(dim=-1)
     ranked = scores if bias is None else scores + bias
     if moe.num_groups is not None:
         ranked = _best_groups(ranked, moe)
@@ -25,11 +27,11 @@ def by_sigmoid(logits: Tensor, moe: MoE, bias: Tensor | None) -> tuple[Tensor, T
 
 
 def _best_groups(ranked: Tensor, moe: MoE) -> Tensor:
-    """Leave only the experts of the groups whose best two have the largest sum."""
+    """Leave only the experts of the groups whose best have the largest sum."""
     assert moe.num_groups is not None
     assert moe.topk_groups is not None
     grouped = ranked.unflatten(-1, (moe.num_groups, -1))
-    best = grouped.topk(GROUP_BEST, dim=-1)[0].sum(dim=-1)
+    best = grouped.topk(moe.group_best, dim=-1)[0].sum(dim=-1)
     kept = torch.zeros_like(best, dtype=torch.bool)
     kept = kept.scatter(1, best.topk(moe.topk_groups, dim=-1)[1], True)
     return grouped.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(-2)

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 
 from msllm.models.architecture import Architecture
 
-FUSED_NORMS = {
+_FUSED_NORMS = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
-"""A layer's modules that are stored under other names."""
+
+
+def fused_norms(architecture: Architecture) -> dict[str, str]:
+    """A layer's modules that are stored under other names: none around latent attention."""
+    return dict(_FUSED_NORMS) if architecture.mla is None else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +48,17 @@ def places(names: Mapping[str, object], architecture: Architecture) -> dict[str,
 def _place(name: str, architecture: Architecture, stacked: bool) -> Place:
     found = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
     if found is None:
-        return Place(name)
+        return _expert(name, architecture)
     layer, rest = int(found[1]), found[2]
-    for ours, theirs in FUSED_NORMS.items():
+    for ours, theirs in fused_norms(architecture).items():
         if rest.startswith(ours):
             rest = theirs + rest.removeprefix(ours)
     if stacked:
         return Place(f"decoder.layers.{rest}", (layer,), (architecture.num_layers,))
-    key = f"decoder.layers.{layer}.{rest}"
+    return _expert(f"decoder.layers.{layer}.{rest}", architecture)
+
+
+def _expert(key: str, architecture: Architecture) -> Place:
     expert = re.fullmatch(r"(.+\.experts\.)local_experts\.(\d+)\.(.+)", key)
     if expert is None:
         return Place(key)
