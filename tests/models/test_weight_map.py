@@ -46,19 +46,41 @@ def test_there_are_many():
 def test_every_row_is_used_exactly_once(name):
     weights = mapped(small(name))
     rows = Counter()
-    for weight in weights.values():
-        for run in weight.runs:
-            rows.update((run.tensor, row) for row in range(run.first, run.first + run.count))
+    for run in [r for one in weights.values() for w in (one, *one.duplicates()) for r in w.runs]:
+        end = run.first + run.count * run.step
+        rows.update((run.tensor, run.expert, row) for row in range(run.first, end, run.step))
     assert set(rows.values()) == {1}
-    shapes = published_shapes(weights)
-    assert len(rows) == sum(shape[0] for shape in shapes.values())
+    in_stacks = {tensor for tensor, expert, _ in rows if expert is not None}
+    transposed = {
+        run.tensor for weight in weights.values() for run in weight.runs if run.transposed
+    }
+    there = 0
+    for tensor, (first, *more) in published_shapes(weights).items():
+        sizes = more if tensor in in_stacks else (first, *more)
+        there += sizes[-1 if tensor in transposed else 0] * (first if tensor in in_stacks else 1)
+    assert len(rows) == there
 
 
 @pytest.mark.parametrize("name", MAPPED)
 def test_there_are_as_many_parameters_as_counted(name):
+    """Balancing biases, which no gradient trains, and second copies are counted nowhere."""
     architecture = small(name)
-    found = sum(math.prod(shape) for shape in published_shapes(mapped(architecture)).values())
-    assert found == parameters(architecture).total
+    weights = mapped(architecture)
+    uncounted = {
+        tensor
+        for ours, weight in weights.items()
+        for tensor in (
+            *weight.copies,
+            *(run.tensor for run in weight.runs if ours.endswith("expert_bias")),
+        )
+    }
+    found = sum(
+        math.prod(shape)
+        for tensor, shape in published_shapes(weights).items()
+        if tensor not in uncounted
+    )
+    counted = parameters(architecture)
+    assert found == counted.total + counted.mtp
 
 
 @given(

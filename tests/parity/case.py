@@ -39,15 +39,20 @@ class Case:
     Attributes:
         model_type: The config's.
         config: What is special in it, beside `BASE`.
+        nulls: Settings that are there and null, where that is not the config class's default.
         run: Settings of the run, by section: {"moe": {"grouped_gemm": False}}; and
             "mutation", a mistake of `tests/parity/mutations.py` to make.
+        evaluated: Compare the models as evaluation runs them, without what training draws.
         reference: Makes the module from the whole config, where transformers has no class;
-            called with tokens `[b, s]` it returns logits `[b, s, v]`.
+            called with tokens `[b, s]` it returns logits `[b, s, v]`. Its `further_loss`, if
+            it has one, maps labels to what is trained beside the loss and what is told of it.
     """
 
     model_type: str
     config: dict[str, Any] = field(default_factory=dict)
+    nulls: tuple[str, ...] = ()
     run: dict[str, Any] = field(default_factory=dict)
+    evaluated: bool = False
     reference: Callable[[dict[str, Any]], torch.nn.Module] | None = None
 
     @property
@@ -63,7 +68,7 @@ class Case:
     def write(self, folder: Path) -> None:
         """Save the model as its publisher would, its gradients alike, and what it computes."""
         torch.manual_seed(0)
-        model = self._model()
+        model = self._model().train(not self.evaluated)
         _spread(model)
         tokens = torch.randint(
             0, VOCABULARY, (SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(1)
@@ -72,11 +77,15 @@ class Case:
         found = model(inputs)
         logits = found if isinstance(found, torch.Tensor) else found.logits
         loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
-        loss.backward()
         self._save(model, folder)
         truth = {"tokens": inputs, "labels": labels, "logits": logits.detach()}
+        trained = loss
+        if hasattr(model, "further_loss"):
+            further, mean = model.further_loss(labels)
+            trained, truth["mtp"] = loss + further, mean.detach()
+        trained.backward()
         torch.save({**truth, "loss": loss.detach()}, folder / "truth.pt")
-        (folder / "run.json").write_text(json.dumps(self.run))
+        (folder / "run.json").write_text(json.dumps(self.run | {"evaluated": self.evaluated}))
         with torch.no_grad():
             for parameter in model.parameters():
                 gradient = parameter.grad
@@ -84,7 +93,8 @@ class Case:
         self._save(model, folder / "gradients")
 
     def _settings(self) -> dict[str, Any]:
-        return {k: v for k, v in (BASE | self.config).items() if v is not None}
+        given = {k: v for k, v in (BASE | self.config).items() if v is not None}
+        return given | dict.fromkeys(self.nulls)
 
     def _model(self) -> torch.nn.Module:
         if self.reference is not None:
@@ -94,7 +104,7 @@ class Case:
         config = AutoConfig.for_model(
             self.model_type, **self._settings(), attn_implementation="eager"
         )
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
     def _save(self, model: torch.nn.Module, folder: Path) -> None:
         if self.reference is None:
@@ -103,7 +113,7 @@ class Case:
         folder.mkdir(parents=True)
         config = {"model_type": self.model_type, **self._settings()}
         (folder / "config.json").write_text(json.dumps(config))
-        weights = {n: w.detach().contiguous() for n, w in model.state_dict().items()}
+        weights = {n: w.detach().clone() for n, w in model.state_dict().items()}
         save_file(weights, folder / "model.safetensors")
 
 

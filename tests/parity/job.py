@@ -45,8 +45,15 @@ def build(folder: Path, sizes: dict[str, Any], dtype: str = "fp32") -> MegatronB
     architecture = resolve_model(str(folder)).architecture
     backend = MegatronBackend(architecture, layout, run, select_device("cpu"))
     read_with(settings.get("mutation"))
+    if settings["evaluated"]:
+        for chunk in backend.chunks:
+            chunk.register_forward_pre_hook(evaluated)
     backend.load_start(folder)
     return backend
+
+
+def evaluated(chunk: torch.nn.Module, _: Any) -> None:
+    chunk.eval()
 
 
 def read_with(mutation: str | None) -> None:
@@ -91,6 +98,7 @@ def compute(folder: Path, sizes: dict[str, Any]) -> dict[str, Any]:
             logits.append(output[0].detach().transpose(0, 1).clone())
 
         chunks[-1].output_layer.register_forward_hook(keep)
+    further = backend.architecture.num_nextn_predict_layers  # their logits come first
     result = backend.train_step(batches(folder, backend.dp_rank, backend.dp_size), 1)
     gradients = [
         (part.name, part.axis, part.runs, gradient.clone())
@@ -98,7 +106,8 @@ def compute(folder: Path, sizes: dict[str, Any]) -> dict[str, Any]:
     ]
     return {
         "loss": result.loss,
-        "logits": torch.cat(logits) if logits else None,
+        "mtp": result.loss_parts.get("mtp"),
+        "logits": torch.cat(logits[further :: further + 1]) if logits else None,
         "sequences": (backend.dp_rank, backend.dp_size),
         "tensor_rank": parallel_state.get_tensor_model_parallel_rank(),
         "gradients": gradients,

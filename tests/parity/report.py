@@ -38,7 +38,12 @@ def differences(folder: Path, ranks: Iterable[Path]) -> Differences:
     return Differences(
         largest_logit=float(truth["logits"].abs().max()),
         logits=float((logits - truth["logits"]).abs().max()),
-        loss=max(abs(rank["loss"] - float(truth["loss"])) for rank in found),
+        loss=max(
+            abs(rank[kind] - float(truth[kind]))
+            for kind in ("loss", "mtp")
+            if kind in truth
+            for rank in found
+        ),
         gradients=_gradients(folder, found),
     )
 

@@ -1,4 +1,4 @@
-"""Families with experts or latent attention compute what their references do, spread or not."""
+"""Families with experts compute what their references do, spread or not."""
 
 from __future__ import annotations
 

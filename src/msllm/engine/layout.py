@@ -91,11 +91,14 @@ class Layout:
         chunks = self.chunks(num_layers)
         return tuple(chunks[stage :: self.pp] for stage in range(self.pp))
 
-    def megatron_stages(self, num_layers: int) -> list[list[str]]:
-        """Name the layers of each chunk, as Megatron's `pipeline_model_parallel_layout` does."""
+    def megatron_stages(self, num_layers: int, further: int = 0) -> list[list[str]]:
+        """Name the layers of each chunk, as Megatron's `pipeline_model_parallel_layout` does.
+
+        The `further` layers of multi-token prediction are in the last chunk.
+        """
         lists = [["decoder"] * len(layers) for layers in self.chunks(num_layers)]
         lists[0].insert(0, "embedding")
-        lists[-1].append("loss")
+        lists[-1] += ["mtp"] * further + ["loss"]
         return lists
 
     def coordinates(self, rank: int) -> Coordinates:
@@ -177,13 +180,16 @@ def _heads(layout: Layout, architecture: Architecture) -> list[Problem]:
     heads, groups = architecture.num_attention_heads, architecture.num_query_groups
     if heads == 0:  # no attention at all
         return []
-    legal = [t for t in _divisors(heads) if groups % t == 0 or t % groups == 0]
+    shared = architecture.qk_norm != "full"  # whether ranks may have copies of one key head
+    legal = [t for t in _divisors(heads) if groups % t == 0 or (shared and t % groups == 0)]
     if layout.tp in legal:
         return []
     if heads % layout.tp:
         what = f"the {heads} attention heads"
-    else:
+    elif shared:
         what = f"the {groups} key-value heads, nor is it a multiple of them"
+    else:
+        what = f"the {groups} key-value heads, over which there is one norm"
     return [
         Problem(
             f"tensor parallel size {layout.tp} does not divide {what}",
@@ -194,16 +200,20 @@ def _heads(layout: Layout, architecture: Architecture) -> list[Problem]:
 
 
 def _widths(layout: Layout, architecture: Architecture) -> list[Problem]:
-    width = architecture.intermediate_size
     dense = any(not architecture.has_experts(i) for i in range(architecture.num_layers))
-    if not dense or width % layout.tp == 0:
-        return []
+    shared = architecture.moe.shared_expert_intermediate_size if architecture.moe else 0
+    widths = {
+        "the MLP's width": architecture.intermediate_size if dense else 0,
+        "the shared experts' width": shared,
+    }
     return [
         Problem(
-            f"tensor parallel size {layout.tp} does not divide the MLP's width {width}",
+            f"tensor parallel size {layout.tp} does not divide {what} {width}",
             f"--tp {layout.tp}",
             f"use a divisor of {width}",
         )
+        for what, width in widths.items()
+        if width % layout.tp
     ]
 
 
@@ -235,6 +245,14 @@ def _experts(layout: Layout, architecture: Architecture) -> list[Problem]:
                 f"{moe.intermediate_size}",
                 f"--etp {layout.etp}",
                 f"use a divisor of {moe.intermediate_size}",
+            )
+        )
+    if moe.expert_linear_bias and layout.etp > 1:
+        found.append(
+            Problem(
+                "experts with biases can't be cut by tensor parallelism",
+                f"--etp {layout.etp}",
+                "leave --etp at 1",
             )
         )
     if layout.tp > 1 and not layout.sequence_parallel:

@@ -44,6 +44,8 @@ class MoE:
     norm_topk_prob: bool = True
     num_groups: int | None = None
     topk_groups: int | None = None
+    group_best: int = 2
+    """Experts of a group whose scores say together how good the group is."""
     routed_scaling_factor: float = 1.0
     expert_bias: bool = False
     """Aux-loss-free balancing: a bias on the scores that only selects."""
@@ -56,6 +58,8 @@ class MoE:
     """Leading layers whose experts are looked up by token id instead of scored."""
     input_jitter: float = 0.0
     """Training noise on the router's and experts' input, 1 +- this factor."""
+    router_jitter: float = 0.0
+    """SparseMixer's: experts whose logits are this near to the best one are drawn among."""
     aux_loss_coef: float = 0.0
 
 
@@ -68,6 +72,8 @@ class MLA:
     qk_nope_head_dim: int
     qk_rope_head_dim: int
     v_head_dim: int
+    norm_eps: float = 1e-6
+    """Of the latents' norms: published models leave it at its default, whatever the others'."""
     scale_latents: bool = False
     """Normalized latents are scaled by (hidden_size / rank) ** 0.5."""
 
@@ -177,6 +183,9 @@ class Architecture:
     residual_scale: float | None = None
     logit_scale: float | None = None
     swiglu_limit: float | None = None
+    """Clamps gates from above, and up projections on both sides."""
+    swiglu_alpha: float | None = None
+    """Where given, a gated MLP computes gate * sigmoid(alpha * gate) * (up + 1)."""
     initializer_range: float = 0.02
     num_nextn_predict_layers: int = 0
     layer_types: tuple[str, ...] | None = None
@@ -218,6 +227,11 @@ class Architecture:
     def layer_kind(self, layer: int) -> str:
         """What layer `layer` (from 0) mixes tokens with; "mlp" where it does not."""
         return self.layer_types[layer] if self.layer_types else "attention"
+
+    @property
+    def rotary_head_dim(self) -> int:
+        """Dimensions of a head that positions may turn: of a latent one, the part set aside."""
+        return self.mla.qk_rope_head_dim if self.mla else self.head_dim
 
     def has_mlp(self, layer: int) -> bool:
         """Whether the layer has an MLP; in models with Mamba layers a layer is one mixer."""

@@ -8,10 +8,10 @@ here. No tensor is touched.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from msllm.models.architecture import Architecture
+from msllm.models.architecture import MLA, Architecture, MoE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,6 +21,43 @@ class Gated:
     gate: str
     up: str
     down: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacked:
+    """The tensors of all experts of a layer, `[e, in, out]`; gate and up columns alternate.
+
+    Biases, `[e, out]`, have `_bias` behind the name.
+    """
+
+    gate_up: str
+    down: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latent:
+    """The tensors of latent attention: down to the latents, their norms, up to the heads."""
+
+    query_down: str = "self_attn.q_a_proj"
+    query_norm: str = "self_attn.q_a_layernorm"
+    query_up: str = "self_attn.q_b_proj"
+    down: str = "self_attn.kv_a_proj_with_mqa"
+    norm: str = "self_attn.kv_a_layernorm"
+    up: str = "self_attn.kv_b_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Further:
+    """What a layer of multi-token prediction has beside a layer's tensors, behind its prefix."""
+
+    embedding_norm: str = "enorm"
+    hidden_norm: str = "hnorm"
+    projection: str = "eh_proj"
+    final_norm: str = "shared_head.norm"
+    embedding: str = "embed_tokens"
+    """A copy of the model's."""
+    head: str = "shared_head.head"
+    """A copy of the model's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +83,11 @@ class TensorNames:
     qkv_grouped: bool = False
     """That tensor has each group's queries, key and value together, as Megatron's has."""
     out: str = "self_attn.o_proj"
+    sinks: str = "self_attn.sinks"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
+    latent: Latent = Latent()
+    further: Further = Further()
     dense: Gated = Gated(gate="mlp.gate_proj", up="mlp.up_proj", down="mlp.down_proj")
     router: str = "mlp.gate"
     expert: Gated = Gated(
@@ -55,6 +95,16 @@ class TensorNames:
         up="mlp.experts.{expert}.up_proj",
         down="mlp.experts.{expert}.down_proj",
     )
+    stacked: Stacked | None = None
+    """The experts, where a layer's are in one tensor."""
+    shared: Gated = Gated(
+        gate="mlp.shared_experts.gate_proj",
+        up="mlp.shared_experts.up_proj",
+        down="mlp.shared_experts.down_proj",
+    )
+    shared_gate: str = "mlp.shared_expert_gate"
+    router_correction: str = "mlp.gate.e_score_correction_bias"
+    """The balancing bias; its name is whole, it is no `.bias` of a module."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +135,8 @@ class Weight:
 
     runs: tuple[Run, ...]
     width: int | None
+    copies: tuple[str, ...] = ()
+    """Published tensors that say the same once more: written, and not read."""
 
     @property
     def rows(self) -> int:
@@ -95,6 +147,11 @@ class Weight:
     def shape(self) -> tuple[int, ...]:
         """Its shape."""
         return (self.rows,) if self.width is None else (self.rows, self.width)
+
+    def duplicates(self) -> Iterator[Weight]:
+        """Give each copy as a weight of its own."""
+        for tensor in self.copies:
+            yield _copy(tensor, self.rows, self.width)
 
     def cut(self, first: int, count: int) -> Iterator[Run]:
         """Give the runs that make up `count` of its rows from `first`; padding rows are in none."""
@@ -113,20 +170,45 @@ WeightMap = dict[str, Weight]
 def weight_map(architecture: Architecture, names: TensorNames) -> WeightMap:
     """Map all parameters of a decoder."""
     hidden, vocab = architecture.hidden_size, architecture.vocab_size
-    found = {"embedding.word_embeddings.weight": _copy(f"{names.embedding}.weight", vocab, hidden)}
+    found: WeightMap = {}
+
+    def add(layer: int, ours: str, weights: Iterable[tuple[str, Weight]]) -> None:
+        theirs = names.layer.format(layer=layer)
+        found.update({ours + name: _under(theirs, weight) for name, weight in weights})
+
     for layer in range(architecture.num_layers):
-        theirs, ours = names.layer.format(layer=layer), f"decoder.layers.{layer}."
-        found |= {
-            ours + name: _under(theirs, weight)
-            for name, weight in (
-                *_attention(architecture, names),
-                *_mlp(architecture, names, layer),
-            )
-        }
-    found["decoder.final_layernorm.weight"] = _copy(f"{names.final_norm}.weight", hidden)
+        add(layer, f"decoder.layers.{layer}.", _layer(architecture, names, layer))
+    further = range(architecture.num_nextn_predict_layers)
+    for number in further:
+        layer, ours = architecture.num_layers + number, f"mtp.layers.{number}."
+        add(layer, f"{ours}transformer_layer.", _layer(architecture, names, layer))
+        add(layer, ours, _further(names.further, hidden))
+    prefixes = [names.layer.format(layer=architecture.num_layers + i) for i in further]
+
+    def shared(name: str, copy: str) -> Weight:
+        copies = tuple(f"{prefix}{copy}.weight" for prefix in prefixes)
+        return replace(_copy(f"{name}.weight", vocab, hidden), copies=copies)
+
+    theirs = names.further
+    found["embedding.word_embeddings.weight"] = shared(names.embedding, theirs.embedding)
+    found |= _norm(architecture, "decoder.final_layernorm", names.final_norm)
     if not architecture.tie_word_embeddings:
-        found["output_layer.weight"] = _copy(f"{names.head}.weight", vocab, hidden)
+        found["output_layer.weight"] = shared(names.head, theirs.head)
+    if architecture.lm_head_bias:
+        found["output_layer.bias"] = _copy(f"{names.head}.bias", vocab)
     return found
+
+
+def _layer(a: Architecture, names: TensorNames, layer: int) -> Iterator[tuple[str, Weight]]:
+    yield from _attention(a, names)
+    yield from _mlp(a, names, layer)
+
+
+def _further(names: Further, hidden: int) -> Iterator[tuple[str, Weight]]:
+    yield "enorm.weight", _copy(f"{names.embedding_norm}.weight", hidden)
+    yield "hnorm.weight", _copy(f"{names.hidden_norm}.weight", hidden)
+    yield "eh_proj.weight", _copy(f"{names.projection}.weight", hidden, 2 * hidden)
+    yield "final_layernorm.weight", _copy(f"{names.final_norm}.weight", hidden)
 
 
 def published_shapes(weights: WeightMap) -> dict[str, tuple[int, ...]]:
@@ -134,7 +216,7 @@ def published_shapes(weights: WeightMap) -> dict[str, tuple[int, ...]]:
     rows: dict[str, int] = {}
     experts: dict[str, int] = {}
     forms: dict[str, tuple[int | None, bool]] = {}
-    for weight in weights.values():
+    for weight in [w for one in weights.values() for w in (one, *one.duplicates())]:
         for run in weight.runs:
             end = run.first + (run.count - 1) * run.step + 1
             rows[run.tensor] = max(end, rows.get(run.tensor, 0))
@@ -153,6 +235,12 @@ def _copy(tensor: str, rows: int, width: int | None = None) -> Weight:
     return Weight((Run(tensor, 0, rows),), width)
 
 
+def _norm(a: Architecture, ours: str, theirs: str) -> dict[str, Weight]:
+    """Weight, and bias where there is one, of a norm over the hidden size."""
+    kinds = ("weight", "bias") if a.norm == "LayerNorm" else ("weight",)
+    return {f"{ours}.{kind}": _copy(f"{theirs}.{kind}", a.hidden_size) for kind in kinds}
+
+
 def _under(prefix: str, weight: Weight) -> Weight:
     return Weight(
         tuple(replace(run, tensor=prefix + run.tensor) for run in weight.runs), weight.width
@@ -160,20 +248,58 @@ def _under(prefix: str, weight: Weight) -> Weight:
 
 
 def _attention(a: Architecture, names: TensorNames) -> Iterator[tuple[str, Weight]]:
-    yield "input_layernorm.weight", _copy(f"{names.input_norm}.weight", a.hidden_size)
+    yield from _norm(a, "input_layernorm", names.input_norm).items()
+    yield from _heads(a, names) if a.mla is None else _latents(a, a.mla, names)
+    if a.attention_out_bias:
+        yield "self_attention.linear_proj.bias", _copy(f"{names.out}.bias", a.hidden_size)
+    if a.attention_sinks:
+        sinks = _copy(names.sinks, a.num_attention_heads)
+        yield "self_attention.core_attention.softmax_offset", sinks
+    if a.sandwich_norm:
+        yield from _norm(a, "self_attn_bda.norm", names.attention_post_norm).items()
+
+
+def _heads(a: Architecture, names: TensorNames) -> Iterator[tuple[str, Weight]]:
     yield "self_attention.linear_qkv.weight", _grouped_heads(a, names, "weight", a.hidden_size)
     if a.qkv_bias:
         yield "self_attention.linear_qkv.bias", _grouped_heads(a, names, "bias", None)
     width = a.num_attention_heads * a.head_dim
     yield "self_attention.linear_proj.weight", _copy(f"{names.out}.weight", a.hidden_size, width)
-    if a.attention_out_bias:
-        yield "self_attention.linear_proj.bias", _copy(f"{names.out}.bias", a.hidden_size)
-    if a.sandwich_norm:
-        post_norm = _copy(f"{names.attention_post_norm}.weight", a.hidden_size)
-        yield "self_attn_bda.norm.weight", post_norm
-    if a.qk_norm == "head":
-        yield "self_attention.q_layernorm.weight", _copy(f"{names.query_norm}.weight", a.head_dim)
-        yield "self_attention.k_layernorm.weight", _copy(f"{names.key_norm}.weight", a.head_dim)
+    if a.qk_norm is not None:
+        queries, keys = (
+            (1, 1) if a.qk_norm == "head" else (a.num_attention_heads, a.num_query_groups)
+        )
+        for ours, theirs, heads in (
+            ("q_layernorm", names.query_norm, queries),
+            ("k_layernorm", names.key_norm, keys),
+        ):
+            yield f"self_attention.{ours}.weight", _copy(f"{theirs}.weight", heads * a.head_dim)
+
+
+def _latents(a: Architecture, mla: MLA, names: TensorNames) -> Iterator[tuple[str, Weight]]:
+    """Each head's rows are those without positions, then the turned ones, or then its value."""
+    theirs, heads = names.latent, a.num_attention_heads
+    queries, turned = heads * a.head_dim, mla.qk_rope_head_dim
+    values = heads * mla.v_head_dim
+    kept = heads * mla.qk_nope_head_dim + values
+    matrices = [
+        ("linear_kv_down_proj", theirs.down, mla.kv_lora_rank + turned, a.hidden_size),
+        ("linear_kv_up_proj", theirs.up, kept, mla.kv_lora_rank),
+        ("linear_proj", names.out, a.hidden_size, values),
+    ]
+    norms = [("kv_layernorm", theirs.norm, mla.kv_lora_rank)]
+    if mla.q_lora_rank is None:
+        matrices.append(("linear_q_proj", names.query, queries, a.hidden_size))
+    else:
+        norms.append(("q_layernorm", theirs.query_norm, mla.q_lora_rank))
+        matrices += [
+            ("linear_q_down_proj", theirs.query_down, mla.q_lora_rank, a.hidden_size),
+            ("linear_q_up_proj", theirs.query_up, queries, mla.q_lora_rank),
+        ]
+    for ours, name, rows, width in matrices:
+        yield f"self_attention.{ours}.weight", _copy(f"{name}.weight", rows, width)
+    for ours, name, rows in norms:
+        yield f"self_attention.{ours}.weight", _copy(f"{name}.weight", rows)
 
 
 def _grouped_heads(a: Architecture, names: TensorNames, kind: str, width: int | None) -> Weight:
@@ -196,23 +322,45 @@ def _grouped_heads(a: Architecture, names: TensorNames, kind: str, width: int | 
 
 
 def _mlp(a: Architecture, names: TensorNames, layer: int) -> Iterator[tuple[str, Weight]]:
-    yield "pre_mlp_layernorm.weight", _copy(f"{names.mlp_norm}.weight", a.hidden_size)
+    yield from _norm(a, "pre_mlp_layernorm", names.mlp_norm).items()
     if a.sandwich_norm:
-        yield "mlp_bda.norm.weight", _copy(f"{names.mlp_post_norm}.weight", a.hidden_size)
+        yield from _norm(a, "mlp_bda.norm", names.mlp_post_norm).items()
     if not a.has_experts(layer):
         yield from _gated("mlp.", names.dense, a.intermediate_size, a.hidden_size, a.mlp_bias)
         return
     assert a.moe is not None
-    router = _copy(f"{names.router}.weight", a.moe.num_experts, a.hidden_size)
-    yield "mlp.router.weight", router
+    yield from _router(a.moe, names, a.hidden_size)
+    yield from _shared_experts(a.moe, names, a.hidden_size)
     for number in range(a.moe.num_experts):
+        ours = f"mlp.experts.local_experts.{number}."
+        if names.stacked is not None:
+            yield from _stacked(ours, names.stacked, number, a.moe, a.hidden_size)
+            continue
         expert = Gated(
             gate=names.expert.gate.format(expert=number),
             up=names.expert.up.format(expert=number),
             down=names.expert.down.format(expert=number),
         )
-        ours = f"mlp.experts.local_experts.{number}."
-        yield from _gated(ours, expert, a.moe.intermediate_size, a.hidden_size, bias=False)
+        bias = a.moe.expert_linear_bias
+        yield from _gated(ours, expert, a.moe.intermediate_size, a.hidden_size, bias)
+
+
+def _router(moe: MoE, names: TensorNames, hidden: int) -> Iterator[tuple[str, Weight]]:
+    yield "mlp.router.weight", _copy(f"{names.router}.weight", moe.num_experts, hidden)
+    if moe.router_bias:
+        yield "mlp.router.bias", _copy(f"{names.router}.bias", moe.num_experts)
+    if moe.expert_bias:
+        yield "mlp.router.expert_bias", _copy(names.router_correction, moe.num_experts)
+
+
+def _shared_experts(moe: MoE, names: TensorNames, hidden: int) -> Iterator[tuple[str, Weight]]:
+    """One MLP as wide as all shared experts together."""
+    width = moe.shared_expert_intermediate_size
+    if not width:
+        return
+    yield from _gated("mlp.shared_experts.", names.shared, width, hidden, bias=False)
+    if moe.shared_expert_gate:
+        yield "mlp.shared_experts.gate_weight", _copy(f"{names.shared_gate}.weight", 1, hidden)
 
 
 def _gated(
@@ -226,3 +374,20 @@ def _gated(
         runs = (Run(f"{names.gate}.{kind}", 0, inner), Run(f"{names.up}.{kind}", second, inner))
         yield f"{ours}linear_fc1.{kind}", Weight(runs, widths[0])
         yield f"{ours}linear_fc2.{kind}", _copy(f"{names.down}.{kind}", hidden, widths[1])
+
+
+def _stacked(
+    ours: str, names: Stacked, number: int, moe: MoE, hidden: int
+) -> Iterator[tuple[str, Weight]]:
+    """Take one expert out of the tensors of all."""
+    inner = moe.intermediate_size
+    for kind, suffix in (("weight", ""), ("bias", "_bias")):
+        is_matrix = kind == "weight"
+        if not (is_matrix or moe.expert_linear_bias):
+            return
+        gate, up = (
+            Run(names.gate_up + suffix, first, inner, 2, number, is_matrix) for first in (0, 1)
+        )
+        down = Run(names.down + suffix, 0, hidden, 1, number, is_matrix)
+        yield f"{ours}linear_fc1.{kind}", Weight((gate, up), hidden if is_matrix else None)
+        yield f"{ours}linear_fc2.{kind}", Weight((down,), inner if is_matrix else None)

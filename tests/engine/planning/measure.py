@@ -24,7 +24,7 @@ from msllm.engine.device import select_device
 from msllm.engine.layout import Layout
 from msllm.engine.megatron.backend import MegatronBackend
 from msllm.engine.planning import memory
-from msllm.models.architecture import Architecture, MoE
+from msllm.models.architecture import MLA, Architecture, MoE
 
 
 def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
@@ -86,8 +86,8 @@ def saved_bytes(backend: MegatronBackend, data: dict[str, torch.Tensor]) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        logits = model(data["tokens"], data["position_ids"], None)
-    wide = [tensor for tensor in kept if tensor.shape[-1:] == logits.shape[-1:]]
+        model(data["tokens"], data["position_ids"], None, labels=data["labels"])
+    wide = [tensor for tensor in kept if tensor.shape[-1:] == (model.vocab_size,)]
     others = storages([*model.parameters(), *data.values(), *wide])
     return sum(size for at, size in storages(kept).items() if at not in others)
 
@@ -119,8 +119,9 @@ class State:
 
 def measure(case: dict[str, Any]) -> dict[str, Any]:
     shape = dict(case["shape"])
-    if "moe" in shape:
-        shape["moe"] = MoE(**shape["moe"])
+    for part, kind in (("moe", MoE), ("mla", MLA)):
+        if part in shape:
+            shape[part] = kind(**shape[part])
     architecture = Architecture(**shape)
     run = RunConfig.model_validate({"model": "m", "device": "cpu", **case["run"]})
     layout = Layout.from_world(run.layout, 1)

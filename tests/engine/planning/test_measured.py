@@ -21,6 +21,11 @@ BASE: dict[str, Any] = {
     "max_position_embeddings": 512,
 }  # fmt: skip
 MOE = {"num_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 96}
+LATENTS = {
+    "q_lora_rank": 96, "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+    "v_head_dim": 24,
+}  # fmt: skip
+LATENT = BASE | {"num_query_groups": 4, "head_dim": 48, "mla": LATENTS}
 SHAPES: dict[str, dict[str, Any]] = {
     "llama": BASE,
     "mistral": BASE | {"model_type": "mistral", "sliding_window": 64},
@@ -43,6 +48,13 @@ SHAPES: dict[str, dict[str, Any]] = {
     "wide-capped": BASE | {"vocab_size": 20_000, "num_layers": 1, "logit_softcap": 30.0},
     "wide": BASE | {"vocab_size": 20_000, "num_layers": 1},
     "moe": BASE | {"model_type": "qwen3_moe", "qk_norm": "head", "moe": MOE},
+    "latent": LATENT | {"model_type": "minicpm3", "mla": {**LATENTS, "q_lora_rank": None}},
+    "deepseek": LATENT
+    | {
+        "model_type": "deepseek_v3",
+        "moe": {**MOE, "shared_expert_intermediate_size": 96, "first_dense_layers": 1},
+        "num_nextn_predict_layers": 1,
+    },
 }
 
 

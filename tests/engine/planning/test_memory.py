@@ -68,15 +68,18 @@ def test_mixed_precision_keeps_float32_beside_bf16():
 
 
 @pytest.mark.parametrize("name", ["tiny-qwen3", "qwen3-8b", "qwen3-30b-a3b", "llama3.1-70b",
-                                  "mixtral-8x7b", "qwen2.5-0.5b"])  # fmt: skip
+                                  "mixtral-8x7b", "qwen2.5-0.5b", "minicpm3-4b",
+                                  "deepseek-v2-lite", "deepseek-v3"])  # fmt: skip
 @pytest.mark.parametrize("sizes", [{}, {"pp": 4}, {"pp": 2, "vpp": 2}])
 def test_stages_together_hold_every_parameter_once(name, sizes):
     architecture = resolve_model(name).architecture
     layout = Layout(**sizes)
     stages = [stage_parameters(architecture, layout, s) for s in range(layout.pp)]
     total = sum(stage["dense"] + stage["experts"] for stage in stages)
-    expected = counts.parameters(architecture).total
-    if architecture.tie_word_embeddings and layout.pp > 1:  # the last stage has its own copy
+    count = counts.parameters(architecture)
+    expected = count.total + count.mtp
+    own_copy = architecture.tie_word_embeddings or architecture.num_nextn_predict_layers
+    if own_copy and layout.pp > 1:  # on the last stage
         expected += architecture.vocab_size * architecture.hidden_size
     assert total == expected
 
@@ -88,6 +91,15 @@ def test_tensor_parallel_ranks_hold_every_parameter_once_but_norms(tp):
     part = stage_parameters(architecture, Layout(tp=tp), 0)["dense"]
     replicated = 36 * (2 * 4096 + 2 * 128) + 4096  # the layers' norms, QK norms, the last norm
     assert part == (whole - replicated) / tp + replicated
+
+
+def test_tensor_parallel_ranks_hold_the_way_down_to_latents_whole():
+    architecture = resolve_model("minicpm3-4b").architecture
+    whole = stage_parameters(architecture, Layout(), 0)["dense"]
+    part = stage_parameters(architecture, Layout(tp=2), 0)["dense"]
+    latents = 2560 * (768 + 256 + 32) + 768 + 256
+    replicated = 62 * (2 * 2560 + latents) + 2560
+    assert part == (whole - replicated) / 2 + replicated
 
 
 def test_tensor_parallel_ranks_hold_biases_of_what_they_sum_whole():

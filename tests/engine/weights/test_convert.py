@@ -12,9 +12,11 @@ from msllm.cli.app import run
 from msllm.engine.weights.to_hf import mcore_to_hf
 from msllm.engine.weights.to_mcore import hf_to_mcore
 from msllm.errors import InputError
-from tests.parity import dense_cases, moe_cases
+from tests.parity import dense_cases, latent_cases, moe_cases
 
-CASES = {name: case for m in (dense_cases, moe_cases) for name, case in m.CASES.items()}
+CASES = {
+    name: case for m in (dense_cases, latent_cases, moe_cases) for name, case in m.CASES.items()
+}
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

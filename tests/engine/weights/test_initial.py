@@ -12,9 +12,11 @@ import torch
 from msllm.engine.weights import matching
 from msllm.models.resolve import resolve_model
 from tests.engine.megatron.conftest import run_ranks
-from tests.parity import dense_cases, moe_cases
+from tests.parity import dense_cases, latent_cases, moe_cases
 
-CASES = {name: case for m in (dense_cases, moe_cases) for name, case in m.CASES.items()}
+CASES = {
+    name: case for m in (dense_cases, latent_cases, moe_cases) for name, case in m.CASES.items()
+}
 MIXED = ("qwen3", "llama-rope3-tied", "mixtral", "qwen3_moe-each")
 """Cases whose optimizer is looked into: with and without experts, grouped or not, tied."""
 

@@ -91,7 +91,7 @@ class MegatronBackend:
         Raises:
             RunError: If the loss is not finite; the weights are then those before the step.
         """
-        from msllm.engine.megatron.moe_losses import collect
+        from msllm.engine.megatron import moe_losses, mtp
         from msllm.engine.megatron.step import run_batches
 
         for chunk in self.chunks:
@@ -106,12 +106,14 @@ class MegatronBackend:
         grad_norm = float(grad_norm or 0.0)
         if not math.isfinite(grad_norm):
             raise _not_finite("gradient norm", grad_norm, step, ())
+        parts = moe_losses.collect(self.config, len(batches))
+        parts |= mtp.collect(self.config, len(batches))
         return StepResult(
             loss=loss.mean,
             tokens=loss.tokens,
             lr=self.learning_rate,
             grad_norm=grad_norm,
-            loss_parts=collect(self.config, len(batches)),
+            loss_parts=parts,
         )
 
     @property

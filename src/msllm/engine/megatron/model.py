@@ -12,9 +12,11 @@ from typing import Any
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from torch import Tensor
 
 from msllm.engine.layout import Layout
+from msllm.engine.megatron import mtp
 from msllm.engine.megatron.model_config import ModelConfig
 from msllm.engine.megatron.modules import RotaryEmbedding
 from msllm.engine.megatron.provider import block_spec
@@ -28,7 +30,15 @@ def padded_vocab_size(vocab_size: int, tp: int) -> int:
 class LanguageModel(GPTModel):
     """A decoder-only language model, or the pipeline chunk of one."""
 
-    def __init__(self, config: ModelConfig, seq_length: int, layers: range, **kwargs: Any):
+    def __init__(
+        self,
+        config: ModelConfig,
+        seq_length: int,
+        layers: range,
+        *,
+        post_process: bool,
+        **kwargs: Any,
+    ):
         architecture = config.architecture
         super().__init__(
             config=config,
@@ -39,6 +49,8 @@ class LanguageModel(GPTModel):
             max_sequence_length=seq_length,
             share_embeddings_and_output_weights=architecture.tie_word_embeddings,
             position_embedding_type="none",  # the rotary tables are our own
+            post_process=post_process,
+            mtp_block_spec=mtp.block_spec(config) if post_process else None,
             **kwargs,
         )
         self.global_layers = layers
@@ -47,8 +59,19 @@ class LanguageModel(GPTModel):
             if architecture.position_embedding == "rope"
             else None
         )
+        if self.post_process and architecture.lm_head_bias:
+            self._give_head_a_bias()
         if self.post_process and (architecture.logit_scale or architecture.logit_softcap):
             self.output_layer.register_forward_hook(_shaped_logits)
+
+    def _give_head_a_bias(self) -> None:
+        """A bias for each row of the output layer, for which Megatron's model has no switch."""
+        config, rows = self.config, self.output_layer.output_size_per_partition
+        data = torch.zeros(rows, dtype=config.params_dtype, device=config.torch_device)
+        self.output_layer.bias = torch.nn.Parameter(data)
+        set_tensor_model_parallel_attributes(
+            self.output_layer.bias, is_parallel=True, dim=0, stride=1
+        )
 
     def _preprocess(
         self, input_ids: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
@@ -61,6 +84,20 @@ class LanguageModel(GPTModel):
             # rounded to the embedding's type, as the published models were trained
             embedded = embedded * torch.tensor(scale, dtype=embedded.dtype, device=embedded.device)
         return (embedded, rotary, *out[2:])
+
+    def _postprocess(
+        self, hidden_states: Tensor, *args: Any, labels: Tensor | None, **kwargs: Any
+    ) -> Tensor:
+        """Give losses `[b, s]`, logits `[b, s, v/tp]` without labels, or what the next stage gets.
+
+        Megatron's multi-token prediction can't do without labels; logits don't need it.
+        """
+        if labels is None and self.mtp_process:
+            tied = self.share_embeddings_and_output_weights
+            weight = self.shared_embedding_or_output_weight() if tied else None
+            logits: Tensor = self.output_layer(hidden_states, weight=weight)[0]
+            return logits.transpose(0, 1).contiguous()
+        return super()._postprocess(hidden_states, *args, labels=labels, **kwargs)
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
         """Cross entropy of each token: labels `[b, s]`, logits `[s, b, v/tp]` -> `[b, s]`."""

@@ -65,10 +65,12 @@ def _shape(architecture: Architecture) -> dict[str, Any]:
     activation = {"silu": F.silu, "gelu": F.gelu, "gelu_tanh": F.gelu, "relu2": F.relu}
     return {
         "num_layers": architecture.num_layers,
+        "mtp_num_layers": architecture.num_nextn_predict_layers or None,
         "hidden_size": architecture.hidden_size,
         "num_attention_heads": architecture.num_attention_heads,
         "num_query_groups": architecture.num_query_groups,
-        "kv_channels": architecture.head_dim,
+        # what a head hands to the output projection: of a latent head, its value
+        "kv_channels": architecture.mla.v_head_dim if architecture.mla else architecture.head_dim,
         "ffn_hidden_size": architecture.intermediate_size,
         "normalization": architecture.norm,
         "layernorm_epsilon": architecture.norm_eps,
@@ -76,9 +78,12 @@ def _shape(architecture: Architecture) -> dict[str, Any]:
         "activation_func": activation[architecture.activation],
         "use_te_activation_func": True,
         "gated_linear_unit": architecture.gated_mlp,
-        "qk_layernorm": architecture.qk_norm is not None,
+        # Megatron sums these norms' gradients over the tensor parallel group: right where all
+        # ranks hold one head's norm, and not where each holds its heads' part of a wider one
+        "qk_layernorm": architecture.qk_norm == "head",
         "add_qkv_bias": architecture.qkv_bias,
         "add_bias_linear": architecture.mlp_bias,
+        "softmax_type": "learnable" if architecture.attention_sinks else "vanilla",
         "softmax_scale": architecture.attention_scale,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
@@ -95,7 +100,9 @@ def _parallel(architecture: Architecture, layout: Layout) -> dict[str, Any]:
         "expert_tensor_parallel_size": layout.etp,
         "sequence_parallel": layout.sequence_parallel,
         "pipeline_model_parallel_layout": (
-            layout.megatron_stages(architecture.num_layers) if layout.pp > 1 else None
+            layout.megatron_stages(architecture.num_layers, architecture.num_nextn_predict_layers)
+            if layout.pp > 1
+            else None
         ),
         "batch_p2p_comm": False,
         "variable_seq_lengths": False,
@@ -158,6 +165,7 @@ def _experts(architecture: Architecture, layout: Layout, run: RunConfig) -> dict
     group = layout.tp * layout.cp
     # Muon orthogonalizes matrices, and a grouped weight is those of all experts side by side.
     grouped = run.moe.grouped_gemm and run.train.optimizer != "muon"
+    grouped = grouped and not moe.expert_linear_bias  # Megatron's grouped experts have no biases
     pattern = [int(architecture.has_experts(i)) for i in range(architecture.num_layers)]
     return {
         "num_moe_experts": moe.num_experts,
@@ -166,7 +174,10 @@ def _experts(architecture: Architecture, layout: Layout, run: RunConfig) -> dict
         "moe_shared_expert_intermediate_size": moe.shared_expert_intermediate_size or None,
         "moe_shared_expert_gate": moe.shared_expert_gate,
         "moe_layer_freq": pattern,
-        "moe_router_score_function": moe.score_function,
+        # what balances them, where experts are drawn: see `routing`
+        "moe_router_score_function": (
+            "softmax" if moe.score_function == "sparsemixer" else moe.score_function
+        ),
         # Softmax over the chosen logits equals softmax over all, renormalized: one flag for both.
         "moe_router_pre_softmax": not (moe.norm_topk_prob or moe.softmax_after_topk),
         "moe_router_num_groups": moe.num_groups,

@@ -23,12 +23,13 @@ def collect(config: ModelConfig, num_batches: int) -> dict[str, float]:
     names = _used(config)
     if not names:
         return {}
+    further = config.mtp_num_layers or 0  # layers like the last one
     tracker = get_moe_layer_wise_logging_tracker()
     for name in names:  # a stage without expert layers must still join the sum over stages
-        values = torch.zeros(config.num_layers, device=config.torch_device)
+        values = torch.zeros(config.num_layers + further, device=config.torch_device)
         tracker.setdefault(name, {"values": values})
     reduce_aux_losses_tracker_across_ranks(names)
-    layers = sum(config.moe_layer_freq)
+    layers = sum(config.moe_layer_freq) + further * config.moe_layer_freq[-1]
     found = {
         _NAMES[name]: float(tracker[name]["values"].sum()) / layers / num_batches for name in names
     }

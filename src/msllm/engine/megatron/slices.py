@@ -72,7 +72,7 @@ def global_name(name: str, chunk: LanguageModel) -> str:
     if name == "output_layer.weight" and chunk.share_embeddings_and_output_weights:
         return "embedding.word_embeddings.weight"
     first = chunk.global_layers.start
-    name = re.sub(r"(?<=\blayers\.)\d+", lambda m: str(int(m[0]) + first), name, count=1)
+    name = re.sub(r"(?<=\bdecoder\.layers\.)\d+", lambda m: str(int(m[0]) + first), name, count=1)
     experts = chunk.config.num_moe_experts
     if experts:
         offset = _expert_offset(chunk.config)

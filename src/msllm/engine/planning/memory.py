@@ -81,14 +81,36 @@ def three_ways_down(
 
 def stage_parameters(architecture: Architecture, layout: Layout, stage: int) -> dict[str, int]:
     """Numbers of parameters on one device of a stage: `dense` and `experts`."""
-    layers = [layer for chunk in layout.stages(architecture.num_layers)[stage] for layer in chunk]
+    held = range(stage, layout.num_chunks, layout.pp)
+    layers = [layer for chunk in held for layer in _layers(architecture, layout, chunk)]
     dense = experts = 0
     for layer in layers:
         items = counts.layer_parameters(architecture, layer)
         experts += items.pop(counts.ROUTED, 0) // (layout.ep * layout.etp)
         dense += sum(_share(architecture, item, n, layout.tp) for item, n in items.items())
     dense += _ends(architecture, layout, stage)
+    if stage == layout.pp - 1:
+        dense += _further(architecture, layout)
     return {"dense": dense, "experts": experts}
+
+
+def _layers(architecture: Architecture, layout: Layout, chunk: int) -> list[int]:
+    """Layers of a pipeline chunk; those of multi-token prediction are like the last one."""
+    layers = list(layout.chunks(architecture.num_layers)[chunk])
+    last = chunk == layout.num_chunks - 1
+    further = architecture.num_nextn_predict_layers if last else 0
+    return layers + [architecture.num_layers - 1] * further
+
+
+def _further(architecture: Architecture, layout: Layout) -> int:
+    """Parameters of multi-token prediction beside its layers, with the embedding it reads."""
+    count, hidden = architecture.num_nextn_predict_layers, architecture.hidden_size
+    if not count:
+        return 0
+    beside = 2 * hidden * hidden // layout.tp + 3 * hidden
+    table = -(-architecture.vocab_size // layout.tp) * hidden
+    has_embedding = layout.pp == 1 or architecture.tie_word_embeddings
+    return count * beside + (0 if has_embedding else table)
 
 
 def _share(architecture: Architecture, item: str, count: int, tp: int) -> int:
@@ -96,7 +118,10 @@ def _share(architecture: Architecture, item: str, count: int, tp: int) -> int:
     if item in (counts.NORMS, counts.ROUTER, counts.HYPER):
         return count
     whole = 0
-    if item == counts.ATTENTION and architecture.mla is None:
+    if item == counts.ATTENTION:
+        if (mla := architecture.mla) is not None:  # the way down to the latents, and their norms
+            latents = mla.kv_lora_rank + (mla.q_lora_rank or 0)
+            whole += (latents + mla.qk_rope_head_dim) * architecture.hidden_size + latents
         if architecture.qk_norm == "head":
             whole += 2 * architecture.head_dim
         if architecture.attention_out_bias:
@@ -174,7 +199,8 @@ def _activations(
     The latter are the activations of the block that is computed again, the gradients of one
     layer's activations, and that of its largest matrix, before it joins the float32 sums.
     """
-    chunks = layout.stages(architecture.num_layers)[stage]
+    held_chunks = range(stage, layout.num_chunks, layout.pp)
+    chunks = [_layers(architecture, layout, chunk) for chunk in held_chunks]
     layers = [layer for chunk in chunks for layer in chunk]
     width = BYTES[run.dtype] * _tokens(layout, run)
     border = architecture.hidden_size // (layout.tp if layout.sequence_parallel else 1)
@@ -192,8 +218,13 @@ def _activations(
     gradients = max((_gradients(architecture, layout, layer) for layer in layers), default=0)
     matrix = max((_largest_matrix(architecture, layout, layer) for layer in layers), default=0)
     inside = width * (again + gradients) + BYTES[run.dtype] * matrix
-    last_norm = 2 * border * width if stage == layout.pp - 1 else 0  # its input and output
-    return width * held * a_chunk + last_norm, inside - last_norm  # gone before the layers' turn
+    if stage < layout.pp - 1:
+        return width * held * a_chunk, inside
+    last_norm = 2 * border * width  # its input and output
+    # inputs and outputs of the norms of multi-token prediction, and what they are joined to
+    further = 8 * border * width * architecture.num_nextn_predict_layers
+    kept_here = width * held * a_chunk + last_norm + further
+    return kept_here, inside - last_norm  # gone before the layers' turn
 
 
 def _gradients(architecture: Architecture, layout: Layout, layer: int) -> int:
@@ -256,6 +287,12 @@ def _attention(
     parameters' precision and as the float32 they are computed in; so are capped scores.
     """
     heads, d = architecture.heads(layer), architecture.head_dim
+    if (mla := architecture.mla) is not None:
+        latents = 2 * (mla.kv_lora_rank + (mla.q_lora_rank or 0)) + mla.qk_rope_head_dim
+        latents //= layout.tp if layout.sequence_parallel else 1
+        # queries and keys, what keys and values are cut from, and the output
+        per_head = 2 * d + mla.qk_nope_head_dim + 2 * mla.v_head_dim
+        return latents + heads * per_head // layout.tp
     groups = max(architecture.num_query_groups, layout.tp)
     copies = 2 + (architecture.qk_norm is not None)
     elements = copies * (heads + groups) * d + groups * d + heads * d
@@ -312,7 +349,9 @@ def _logits(architecture: Architecture, layout: Layout, run: RunConfig) -> int:
     loss = 4 + (size if run.dtype != "fp32" else 0) + (size if padded else 0)
     if architecture.logit_softcap is not None:
         loss += size * (2 if run.dtype == "fp32" else 1)
-    return rows * max(tokens * loss, (tokens + architecture.hidden_size) * size)
+    largest = max(tokens * loss, (tokens + architecture.hidden_size) * size)
+    further = tokens * 4 * architecture.num_nextn_predict_layers  # gradients that wait their turn
+    return rows * (largest + further)
 
 
 def _communication(architecture: Architecture, layout: Layout, run: RunConfig) -> int:

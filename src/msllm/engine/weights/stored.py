@@ -19,11 +19,15 @@ from msllm.models.weight_map import WeightMap
 if TYPE_CHECKING:
     from msllm.engine.weights.torch_dist import StoredWeights
 
-FUSED_NORMS = {
+_FUSED_NORMS = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
-"""A layer's modules that are stored under other names."""
+
+
+def fused_norms(architecture: Architecture) -> dict[str, str]:
+    """A layer's modules that are stored under other names: none around latent attention."""
+    return dict(_FUSED_NORMS) if architecture.mla is None else {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,17 @@ def places(names: Mapping[str, object], architecture: Architecture) -> dict[str,
 def _place(name: str, architecture: Architecture, stacked: bool) -> Place:
     found = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
     if found is None:
-        return Place(name)
+        return _expert(name, architecture)
     layer, rest = int(found[1]), found[2]
-    for ours, theirs in FUSED_NORMS.items():
+    for ours, theirs in fused_norms(architecture).items():
         if rest.startswith(ours):
             rest = theirs + rest.removeprefix(ours)
     if stacked:
         return Place(f"decoder.layers.{rest}", (layer,), (architecture.num_layers,))
-    key = f"decoder.layers.{layer}.{rest}"
+    return _expert(f"decoder.layers.{layer}.{rest}", architecture)
+
+
+def _expert(key: str, architecture: Architecture) -> Place:
     expert = re.fullmatch(r"(.+\.experts\.)local_experts\.(\d+)\.(.+)", key)
     if expert is None:
         return Place(key)
@@ -80,7 +87,7 @@ def differences(
         tensor = stored.tensors.get(key)
         if tensor is None:
             yield Problem(f"the model has {key}, and the checkpoint does not", where)
-        elif not _fits(tensor.shape, shape):
+        elif not _fits(key, tensor.shape, shape):
             theirs, ours = list(tensor.shape), list(shape)
             yield Problem(f"{key} is {theirs} in the checkpoint and {ours} in the model", where)
     for key in stored.tensors.keys() - wanted.keys():
@@ -88,6 +95,6 @@ def differences(
     yield from stored.faults()
 
 
-def _fits(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    padded = len(wanted) == 2 and found[1:] == wanted[1:] and found[0] >= wanted[0]
+def _fits(key: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    padded = key in BY_VOCABULARY and found[1:] == wanted[1:] and found[0] >= wanted[0]
     return found == wanted or padded

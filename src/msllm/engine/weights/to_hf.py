@@ -129,8 +129,8 @@ class _Export:
         types: dict[str, torch.dtype] = {}
         for name, weight in weights.items():
             held = dtype or stored.tensors[found[name].key].dtype
-            for run in weight.runs:
-                types[run.tensor] = torch.promote_types(held, types.get(run.tensor, held))
+            for tensor in (*(run.tensor for run in weight.runs), *weight.copies):
+                types[tensor] = torch.promote_types(held, types.get(tensor, held))
         shapes = published_shapes(weights)
         self.planned = {name: Planned(shape, types[name]) for name, shape in shapes.items()}
 
@@ -183,10 +183,12 @@ class _Export:
 
     def _place_rows(self, name: str, offsets: tuple[int, ...], block: Tensor) -> None:
         assert self._writer is not None
-        start = 0
-        for run in self._weights[name].cut(offsets[0], len(block)):
-            target = transform.rows(self._writer.tensor(run.tensor), run)
-            if block.dim() == 2:
-                target = target.narrow(1, offsets[1], block.size(1))
-            target.copy_(block[start : start + run.count])
-            start += run.count
+        weight = self._weights[name]
+        for whole in (weight, *weight.duplicates()):
+            start = 0
+            for run in whole.cut(offsets[0], len(block)):
+                target = transform.rows(self._writer.tensor(run.tensor), run)
+                if block.dim() == 2:
+                    target = target.narrow(1, offsets[1], block.size(1))
+                target.copy_(block[start : start + run.count])
+                start += run.count

@@ -36,7 +36,8 @@ def scatter(weight: Weight, values: Tensor, published: Callable[[str], Tensor]) 
 
     Rows of `values` behind the last one mapped pad the vocabulary and belong nowhere.
     """
-    start = 0
-    for run in weight.runs:
-        rows(published(run.tensor), run).copy_(values[start : start + run.count])
-        start += run.count
+    for target in (weight, *weight.duplicates()):
+        start = 0
+        for run in target.runs:
+            rows(published(run.tensor), run).copy_(values[start : start + run.count])
+            start += run.count

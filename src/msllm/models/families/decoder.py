@@ -43,6 +43,19 @@ _WITH_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
 _FACTORS = ("short_factor", "long_factor")
 
 
+ROUTED_BY_SIGMOID = frozenset(
+    {
+        "experts",
+        "router: sigmoid",
+        "router: balancing bias",
+        "router: groups",
+        "router: scaled",
+        "router: scores not renormalized",
+    }
+)
+"""Features of DeepSeek-V3's router and of those like it."""
+
+
 def size(config: Config, key: str) -> int:
     """A size that must be there: a positive whole number.
 

@@ -5,8 +5,18 @@ from __future__ import annotations
 import math
 
 from msllm.models.architecture import SparseAttention
-from msllm.models.families.decoder import experts, groups, head_dim, latents, rotary, size
+from msllm.models.families.decoder import (
+    ROUTED_BY_SIGMOID,
+    experts,
+    groups,
+    head_dim,
+    latents,
+    rotary,
+    size,
+)
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.llama import SCALED_ROPE
+from msllm.models.weight_map import TensorNames
 
 
 def attention_scale(config: Config) -> float | None:
@@ -29,7 +39,7 @@ def _attention(config: Config) -> Fields:
 
 def _v2(config: Config) -> Fields:
     limited = config.get("topk_method", "greedy") == "group_limited_greedy"
-    routing = groups(config) if limited else {}
+    routing = {**groups(config), "group_best": 1} if limited else {}
     return {**_attention(config), "moe": experts(config, **routing)}
 
 
@@ -47,6 +57,14 @@ def _v32(config: Config) -> Fields:
     return {**_v3(config), "sparse_attention": indexer}
 
 
+_TRAINS = SCALED_ROPE | {
+    "latent attention",
+    "interleaved rotary",
+    "attention scale",
+    "shared experts",
+    "dense layers among experts",
+}
+
 FAMILIES = (
     Family(
         name="deepseek_v2",
@@ -54,12 +72,17 @@ FAMILIES = (
         renames={"aux_loss_alpha": "router_aux_loss_coef"},
         defaults={"rope_interleave": True, "norm_topk_prob": False},
         fields=_v2,
+        trains=_TRAINS
+        | {"experts", "router: scores not renormalized", "router: groups", "router: scaled"},
+        tensors=TensorNames(),
     ),
     Family(
         name="deepseek_v3",
         model_types=("deepseek_v3",),
         defaults={"rope_interleave": True, "first_k_dense_replace": 3},
         fields=_v3,
+        trains=_TRAINS | ROUTED_BY_SIGMOID | {"multi-token prediction"},
+        tensors=TensorNames(),
     ),
     Family(
         name="deepseek_v32",

@@ -8,7 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from msllm.models.architecture import SparseAttention
-from msllm.models.families.decoder import experts, flag, groups, latents, number, rotary, size
+from msllm.models.families.decoder import (
+    ROUTED_BY_SIGMOID,
+    experts,
+    flag,
+    groups,
+    latents,
+    number,
+    rotary,
+    size,
+)
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import SCALED_ROPE
 from msllm.models.weight_map import Gated, TensorNames
@@ -94,6 +103,17 @@ FAMILIES = (
         model_types=("glm4_moe",),
         defaults={"partial_rotary_factor": 0.5, "rms_norm_eps": 1e-5},
         fields=_glm4_moe,
+        trains=SCALED_ROPE
+        | ROUTED_BY_SIGMOID
+        | {
+            "qkv bias",
+            "partial rotary",
+            "qk norm: head",
+            "shared experts",
+            "dense layers among experts",
+            "multi-token prediction",
+        },
+        tensors=TensorNames(),
     ),
     Family(
         name="glm_moe_dsa",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from msllm.models.families.decoder import experts, latents, number, size
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.llama import SCALED_ROPE
+from msllm.models.weight_map import TensorNames
 
 
 def _scales(config: Config) -> Fields:
@@ -28,17 +30,23 @@ def _minicpm3(config: Config) -> Fields:
     return {**_scales(config), **latents(config)}
 
 
+_TRAINS = SCALED_ROPE | {"embedding scale", "residual scale", "logit scale"}
+
 FAMILIES = (
     Family(
         name="minicpm",
         model_types=("minicpm",),
         defaults={"tie_word_embeddings": True},
         fields=_minicpm,
+        trains=_TRAINS,
+        tensors=TensorNames(),
     ),
     Family(
         name="minicpm3",
         model_types=("minicpm3",),
         defaults={"tie_word_embeddings": True},
         fields=_minicpm3,
+        trains=_TRAINS | {"latent attention"},
+        tensors=TensorNames(),
     ),
 )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import experts, flag, size
+from dataclasses import replace
+
+from msllm.models.families.decoder import ROUTED_BY_SIGMOID, experts, flag, size
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.llama import SCALED_ROPE
+from msllm.models.families.mistral import MIXTRAL
 
 
 def _fields(config: Config) -> Fields:
@@ -24,5 +28,7 @@ FAMILIES = (
         model_types=("minimax_m2",),
         defaults={"head_dim": 128, "rope_theta": 5e6, "router_aux_loss_coef": 0.001},
         fields=_fields,
+        trains=SCALED_ROPE | ROUTED_BY_SIGMOID | {"qk norm: full", "partial rotary"},
+        tensors=replace(MIXTRAL, router_correction="block_sparse_moe.e_score_correction_bias"),
     ),
 )

@@ -7,7 +7,7 @@ from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import SCALED_ROPE
 from msllm.models.weight_map import Gated, TensorNames
 
-_MIXTRAL = TensorNames(
+MIXTRAL = TensorNames(
     router="block_sparse_moe.gate",
     expert=Gated(
         gate="block_sparse_moe.experts.{expert}.w1",
@@ -34,6 +34,6 @@ FAMILIES = (
         defaults={"rope_theta": 1e6, "rms_norm_eps": 1e-5, "router_aux_loss_coef": 0.001},
         fields=_mixtral,
         trains=SCALED_ROPE | {"sliding window", "experts"},
-        tensors=_MIXTRAL,
+        tensors=MIXTRAL,
     ),
 )

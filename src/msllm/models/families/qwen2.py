@@ -5,7 +5,7 @@ from __future__ import annotations
 from msllm.models.families.decoder import experts, flag, optional_size, size, window
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import SCALED_ROPE
-from msllm.models.weight_map import TensorNames
+from msllm.models.weight_map import Gated, TensorNames
 
 UNUSED_WINDOW = {"use_sliding_window": False}
 
@@ -32,13 +32,21 @@ def _qwen2_moe(config: Config) -> Fields:
     }
 
 
+_TRAINS = SCALED_ROPE | {"qkv bias", "sliding window"}
+_SHARED = Gated(
+    gate="mlp.shared_expert.gate_proj",
+    up="mlp.shared_expert.up_proj",
+    down="mlp.shared_expert.down_proj",
+)
+
+
 FAMILIES = (
     Family(
         name="qwen2",
         model_types=("qwen2",),
         defaults=UNUSED_WINDOW,
         fields=_qwen2,
-        trains=SCALED_ROPE | {"qkv bias", "sliding window"},
+        trains=_TRAINS,
         tensors=TensorNames(),
     ),
     Family(
@@ -46,5 +54,14 @@ FAMILIES = (
         model_types=("qwen2_moe",),
         defaults={**UNUSED_WINDOW, "norm_topk_prob": False, "router_aux_loss_coef": 0.001},
         fields=_qwen2_moe,
+        trains=_TRAINS
+        | {
+            "experts",
+            "shared experts",
+            "shared expert gate",
+            "dense layers among experts",
+            "router: scores not renormalized",
+        },
+        tensors=TensorNames(shared=_SHARED),
     ),
 )
