@@ -89,8 +89,7 @@ def hf_to_mcore(
     torch_dist.finish(partial.path, work.tensors, written)
     sidecar.keep(source, partial.path)
     manifest = Manifest(step=0, architecture=asdict(architecture), extra={"weights_only": True})
-    checkpoint_folder.seal(partial.path, manifest)
-    partial.publish()
+    partial.publish(lambda folder: checkpoint_folder.seal(folder, manifest))
     return Conversion(len(work.tensors), sum(p.size for p in parts), seconds[0], tuple(not_finite))
 
 

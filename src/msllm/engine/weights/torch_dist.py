@@ -39,6 +39,9 @@ KIND = {
     "common_backend_version": 1,
 }
 
+OPTIMIZER = "optimizer."
+"""What the names of the optimizer's tensors begin with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -106,7 +109,11 @@ def finish(folder: Path, tensors: dict[str, StoredTensor], written: Iterable[Wri
 
 
 class StoredWeights:
-    """The tensors of a checkpoint, without those of the optimizer.
+    """The tensors of a checkpoint.
+
+    Attributes:
+        tensors: Those of the model.
+        optimizer: Those of the optimizer.
 
     Raises:
         InputError: The folder's index can't be read.
@@ -121,11 +128,12 @@ class StoredWeights:
             raise InputError(f"the checkpoint's index is {what}", str(folder / ".metadata")) from (
                 error
             )
-        self.tensors = {
-            key: StoredTensor(tuple(entry.size), entry.properties.dtype)
-            for key, entry in self._index.state_dict_metadata.items()
-            if isinstance(entry, TensorStorageMetadata) and not key.startswith("optimizer.")
-        }
+        self.tensors: dict[str, StoredTensor] = {}
+        self.optimizer: dict[str, StoredTensor] = {}
+        for key, entry in self._index.state_dict_metadata.items():
+            if isinstance(entry, TensorStorageMetadata):
+                group = self.optimizer if key.startswith(OPTIMIZER) else self.tensors
+                group[key] = StoredTensor(tuple(entry.size), entry.properties.dtype)
 
     def pieces(self) -> Iterator[Written]:
         """List the pieces in the order in which files hold them."""
