@@ -57,7 +57,7 @@ def config_folder(folder: Folder) -> Path | None:
     """Where the config of a folder's model is; None where it has none."""
     if (folder.path / "config.json").is_file():
         return folder.path
-    return sidecar.kept(folder.path)
+    return sidecar.kept(folder.path) or sidecar.kept(folder.asked.expanduser())
 
 
 def architecture_of(folder: Folder) -> Architecture | None:

@@ -8,10 +8,16 @@ these names to the ones that Megatron itself writes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from msllm.errors import Problem
 from msllm.models.architecture import Architecture
+from msllm.models.weight_map import WeightMap
+
+if TYPE_CHECKING:
+    from msllm.engine.weights.torch_dist import StoredWeights
 
 FUSED_NORMS = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
@@ -59,3 +65,29 @@ def _place(name: str, architecture: Architecture, stacked: bool) -> Place:
     return Place(
         f"{expert[1]}experts.{expert[3]}", (int(expert[2]),), (architecture.moe.num_experts,)
     )
+
+
+def differences(
+    stored: StoredWeights, weights: WeightMap, architecture: Architecture, where: str
+) -> Iterator[Problem]:
+    """List what keeps a checkpoint from being the model's; rows may pad the vocabulary."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    found_places = places(weights, architecture)
+    for name, weight in weights.items():
+        place = found_places[name]
+        wanted[place.key] = place.sizes + weight.shape
+    for key, shape in wanted.items():
+        tensor = stored.tensors.get(key)
+        if tensor is None:
+            yield Problem(f"the model has {key}, and the checkpoint does not", where)
+        elif not _fits(tensor.shape, shape):
+            theirs, ours = list(tensor.shape), list(shape)
+            yield Problem(f"{key} is {theirs} in the checkpoint and {ours} in the model", where)
+    for key in stored.tensors.keys() - wanted.keys():
+        yield Problem(f"the checkpoint has {key}, and the model does not", where)
+    yield from stored.faults()
+
+
+def _fits(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    padded = len(wanted) == 2 and found[1:] == wanted[1:] and found[0] >= wanted[0]
+    return found == wanted or padded

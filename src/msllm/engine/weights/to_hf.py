@@ -6,8 +6,7 @@ in the new ones; memory does not grow with the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,13 @@ from msllm.engine.weights import matching, sidecar, transform
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
 from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, PublishedWriter
-from msllm.engine.weights.stored import places
-from msllm.engine.weights.torch_dist import Piece, StoredWeights, Written
-from msllm.errors import InputError, Problem
+from msllm.engine.weights.stored import differences
+from msllm.engine.weights.stored_parts import StoredParts
+from msllm.engine.weights.torch_dist import StoredWeights
+from msllm.errors import InputError
 from msllm.models.architecture import Architecture
 from msllm.models.hf_config import architecture_from_config, read_config
 from msllm.models.weight_map import WeightMap, published_shapes
-
-PART_BYTES = 2**30
-"""Bytes read between two records of what is done."""
 
 
 def mcore_to_hf(
@@ -67,7 +64,7 @@ def mcore_to_hf(
     weights = matching.mapped(architecture)
     if weights is None:
         raise InputError([matching.unknown(architecture, str(beside))])
-    problems = [*_differences(stored, weights, architecture, str(checkpoint)), *check_out(out)]
+    problems = [*differences(stored, weights, architecture, str(checkpoint)), *check_out(out)]
     if problems:
         raise InputError(problems)
     export = _Export(stored, weights, architecture, dtype)
@@ -93,32 +90,6 @@ def mcore_to_hf(
     return Conversion(len(export.planned), sum(part.size for part in parts), seconds[0], tuple(bad))
 
 
-def _differences(
-    stored: StoredWeights, weights: WeightMap, architecture: Architecture, where: str
-) -> Iterator[Problem]:
-    """What keeps the checkpoint from being the model's; rows may pad the vocabulary."""
-    wanted: dict[str, tuple[int, ...]] = {}
-    found_places = places(weights, architecture)
-    for name, weight in weights.items():
-        place = found_places[name]
-        wanted[place.key] = place.sizes + weight.shape
-    for key, shape in wanted.items():
-        tensor = stored.tensors.get(key)
-        if tensor is None:
-            yield Problem(f"the model has {key}, and the checkpoint does not", where)
-        elif not _fits(tensor.shape, shape):
-            theirs, ours = list(tensor.shape), list(shape)
-            yield Problem(f"{key} is {theirs} in the checkpoint and {ours} in the model", where)
-    for key in stored.tensors.keys() - wanted.keys():
-        yield Problem(f"the checkpoint has {key}, and the model does not", where)
-    yield from stored.faults()
-
-
-def _fits(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    padded = len(wanted) == 2 and found[1:] == wanted[1:] and found[0] >= wanted[0]
-    return found == wanted or padded
-
-
 class _Export:
     """What is to be read, and where it goes."""
 
@@ -130,13 +101,11 @@ class _Export:
         dtype: torch.dtype | None,
     ):
         self._stored, self._weights = stored, weights
-        found = places(weights, architecture)
-        self._lead = {place.key: len(place.index) for place in found.values()}
-        self._names = {(place.key, place.index): name for name, place in found.items()}
+        self._pieces = StoredParts(stored, weights, architecture)
         self._writer: PublishedWriter | None = None
         types: dict[str, torch.dtype] = {}
         for name, weight in weights.items():
-            held = dtype or stored.tensors[found[name].key].dtype
+            held = dtype or self._pieces.types[name]
             for run in weight.runs:
                 types[run.tensor] = torch.promote_types(held, types.get(run.tensor, held))
         shapes = published_shapes(weights)
@@ -157,37 +126,7 @@ class _Export:
 
     def parts(self) -> list[Part]:
         """Spread all pieces over parts of the work."""
-        parts: list[Part] = []
-        held: list[Written] = []
-        for piece in self._stored.pieces():
-            if held and sum(p.length for p in held) + piece.length > PART_BYTES:
-                parts.append(self._part(held))
-                held = []
-            held.append(piece)
-        return [*parts, self._part(held)]
-
-    def _part(self, held: list[Written]) -> Part:
-        def do() -> list[str]:
-            bad = []
-            for written in held:
-                values = self._stored.read(written)
-                if not bool(torch.isfinite(values).all()):
-                    bad.append(written.piece.key)
-                self._place(written.piece, values)
-            return bad
-
-        return Part(sum(piece.length for piece in held), do)
-
-    def _place(self, piece: Piece, values: Tensor) -> None:
-        """Write a piece's rows to where they belong."""
-        lead = self._lead[piece.key]
-        numbers = [
-            range(offset, offset + size)
-            for offset, size in zip(piece.offsets[:lead], piece.sizes[:lead], strict=True)
-        ]
-        blocks = values.reshape(-1, *piece.sizes[lead:])
-        for index, block in zip(product(*numbers), blocks, strict=True):
-            self._place_rows(self._names[piece.key, index], piece.offsets[lead:], block)
+        return self._pieces.parts(self._place_rows)
 
     def _place_rows(self, name: str, offsets: tuple[int, ...], block: Tensor) -> None:
         assert self._writer is not None
