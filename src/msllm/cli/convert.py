@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from msllm.cli import inspect_weights, mindspeed, verify_weights
+from msllm.cli import cast_weights, inspect_weights, mindspeed, verify_weights
 from msllm.cli.conversion import DtypeOption, Lines, StrictOption, summarize, torch_dtype
 
 app = typer.Typer(
@@ -64,5 +64,6 @@ def mcore_to_hf(
 
 app.command("mcore-to-mindspeed", epilog=mindspeed.TO_MINDSPEED)(mindspeed.mcore_to_mindspeed)
 app.command("mindspeed-to-mcore", epilog=mindspeed.TO_MCORE)(mindspeed.mindspeed_to_mcore)
+app.command("cast", epilog=cast_weights.EPILOG)(cast_weights.cast)
 app.command("inspect", epilog=inspect_weights.EPILOG)(inspect_weights.inspect)
 app.command("verify", epilog=verify_weights.EPILOG)(verify_weights.verify)
