@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from msllm.cli.app import run
+from msllm.engine.training import checkpoint_folder
 from msllm.engine.weights.contents import by_dtype, inspect
 from msllm.engine.weights.folder_kind import Kind
 from msllm.engine.weights.to_mcore import hf_to_mcore
@@ -98,3 +99,11 @@ def test_active_parameters(tmp_path, capsys):
     record = json.loads(capsys.readouterr().out)
     assert record["bytes"] == 4 * record["parameters"]
     assert record["parameters"] - record["active_parameters"] == 4 * 2 * 3 * 64 * 96
+
+
+def test_a_checkpoint_without_a_config_says_its_shape_itself(hf, tmp_path):
+    hf_to_mcore(hf, tmp_path / "mcore")
+    manifest = inspect(tmp_path / "mcore").folder.manifest
+    shutil.rmtree(tmp_path / "mcore" / "hf")
+    checkpoint_folder.seal(tmp_path / "mcore", manifest)
+    assert inspect(tmp_path / "mcore").architecture == inspect(hf).architecture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ import torch
 
 from msllm.cli.app import run
 from msllm.engine.layout import Layout
+from msllm.engine.weights import stored_parts
 from msllm.engine.weights.contents import inspect
 from msllm.engine.weights.mindspeed import mcore_to_mindspeed, mindspeed_to_mcore
+from msllm.engine.weights.rank_writer import RankWriter
 from msllm.engine.weights.to_mcore import hf_to_mcore
 from msllm.engine.weights.verify import verify
 from tests.engine.megatron.conftest import run_ranks
@@ -211,3 +214,28 @@ def test_the_commands(folder, tmp_path, capsys):
     assert "is Hugging Face safetensors" in refused(capsys, tmp_path, *wrong)
     wrong = ("mindspeed-to-mcore", "--checkpoint", mcore, "--out", str(tmp_path / "new"))
     assert "is Megatron-core torch_dist" in refused(capsys, tmp_path, *wrong)
+
+
+def test_an_interrupted_conversion_goes_on(folder, tmp_path, monkeypatch):
+    source = hf(folder, "qwen3")
+    monkeypatch.setattr(stored_parts, "PART_BYTES", 50_000)
+    place, count = RankWriter.place, 0
+
+    def stopped(self, *arguments):
+        nonlocal count
+        count += 1
+        if count == 25:
+            raise RuntimeError("pulled the plug")
+        place(self, *arguments)
+
+    monkeypatch.setattr(RankWriter, "place", stopped)
+    layout = Layout(tp=2, sequence_parallel=True)
+    convert = partial(mcore_to_mindspeed, folder / "mcore" / "qwen3", tmp_path / "out", layout)
+    with pytest.raises(RuntimeError, match="plug"):
+        convert()
+    assert [path.name for path in tmp_path.iterdir()] == [".out.partial"]
+    first, count = count, 25
+    convert()
+    assert count - 25 < 47 - first / 2  # parameters of finished parts are not placed again
+    assert verify(source, tmp_path / "out").same
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -88,7 +88,6 @@ def mcore_to_mindspeed(
         "types": sorted((name, str(held)) for name, held in types.items()),
     }
     beside = model if model is not None else sources.config_folder(folder)
-    assert beside is not None
     return _write(parts, pieces, types, work, out, beside, strict, progress)
 
 
@@ -98,7 +97,7 @@ def _write(
     types: dict[str, torch.dtype],
     work: dict[str, Any],
     out: Path,
-    beside: Path,
+    beside: Path | None,
     strict: bool,
     progress: Callable[[Progress], None] | None,
 ) -> Conversion:
@@ -124,8 +123,8 @@ def _write(
         raise InputError([matching.not_finite(bad, str(out))])
     (partial.path / TRACKER).write_text(str(ITERATION))
     kept = partial.path / sidecar.FOLDER
-    kept.mkdir(exist_ok=True)
-    for file in sidecar.files(beside):
+    for file in [] if beside is None else sidecar.files(beside):
+        kept.mkdir(exist_ok=True)
         shutil.copyfile(file, kept / file.name)
     partial.publish()
     tensors = sum(1 for rank in parts.ranks for _ in parts.held(rank))

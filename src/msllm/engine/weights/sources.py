@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
 from msllm.engine.weights import matching, sidecar, transform
@@ -63,7 +64,14 @@ def config_folder(folder: Folder) -> Path | None:
 def architecture_of(folder: Folder) -> Architecture | None:
     """The architecture that a folder says it is of; None where it says nothing."""
     beside = config_folder(folder)
-    return None if beside is None else architecture_from_config(read_config(beside))
+    if beside is not None:
+        return architecture_from_config(read_config(beside))
+    if folder.manifest is None or not folder.manifest.architecture:
+        return None
+    try:
+        return TypeAdapter(Architecture).validate_python(folder.manifest.architecture)
+    except ValidationError:  # written by a version with other fields
+        return None
 
 
 def parameters(folder: Folder, architecture: Architecture) -> Source:
