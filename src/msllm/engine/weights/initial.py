@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from msllm.engine.megatron import slices
-from msllm.engine.megatron.slices import Slice
 from msllm.engine.weights import matching
 from msllm.engine.weights.published import PublishedWeights
+from msllm.engine.weights.slice import Slice
 from msllm.models.architecture import Architecture
 from msllm.models.weight_map import WeightMap
 

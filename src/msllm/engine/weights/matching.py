@@ -66,11 +66,11 @@ def _differences(
             hint = f"only {', '.join(READABLE)} are read"
             yield Problem(f"{name} is stored as {entry.dtype}", where, hint)
     for name in published.entries.keys() - wanted.keys():
-        if not _harmless(name, architecture):
+        if not harmless(name, architecture):
             yield Problem(f"the folder has {name}, and the model does not", where)
 
 
-def _harmless(name: str, architecture: Architecture) -> bool:
+def harmless(name: str, architecture: Architecture) -> bool:
     """Whether a tensor says nothing new: rotary tables, a head beside tied embeddings."""
     names = families()[architecture.model_type].tensors
     assert names is not None

@@ -41,7 +41,10 @@ TORCH_NAMES = {
     "F8_E5M2": "float8_e5m2",
     "I64": "int64",
     "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
     "U8": "uint8",
+    "BOOL": "bool",
 }
 """torch's names of the types that are read; torch itself is not imported for a check."""
 

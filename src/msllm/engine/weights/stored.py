@@ -19,15 +19,15 @@ from msllm.models.weight_map import WeightMap
 if TYPE_CHECKING:
     from msllm.engine.weights.torch_dist import StoredWeights
 
-_FUSED_NORMS = {
+FUSED_NORMS = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
+"""A layer's modules that go by other names where they are fused into what follows."""
 
 
-def fused_norms(architecture: Architecture) -> dict[str, str]:
-    """A layer's modules that are stored under other names: none around latent attention."""
-    return dict(_FUSED_NORMS) if architecture.mla is None else {}
+BY_VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight", "output_layer.bias")
+"""Tensors with a row a token; a layout may pad them with further rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,11 @@ class Place:
     key: str
     index: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
+
+
+def fused_norms(architecture: Architecture) -> dict[str, str]:
+    """A layer's modules that are stored under other names: none around latent attention."""
+    return dict(FUSED_NORMS) if architecture.mla is None else {}
 
 
 def places(names: Mapping[str, object], architecture: Architecture) -> dict[str, Place]:

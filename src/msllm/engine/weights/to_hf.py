@@ -7,7 +7,6 @@ in the new ones; memory does not grow with the model.
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,16 +18,14 @@ from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
 from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, PublishedWriter
 from msllm.engine.weights.sidecar import Files
-from msllm.engine.weights.stored import differences, places
-from msllm.engine.weights.torch_dist import Piece, StoredWeights, Written
+from msllm.engine.weights.stored import differences
+from msllm.engine.weights.stored_parts import StoredParts
+from msllm.engine.weights.torch_dist import StoredWeights
 from msllm.errors import InputError
 from msllm.models.architecture import Architecture
 from msllm.models.hf_config import architecture_from_config, read_config
 from msllm.models.resolve import resolve_model
 from msllm.models.weight_map import WeightMap, published_shapes
-
-PART_BYTES = 2**30
-"""Bytes read between two records of what is done."""
 
 
 def mcore_to_hf(
@@ -122,13 +119,11 @@ class _Export:
         dtype: torch.dtype | None,
     ):
         self._stored, self._weights = stored, weights
-        found = places(weights, architecture)
-        self._lead = {place.key: len(place.index) for place in found.values()}
-        self._names = {(place.key, place.index): name for name, place in found.items()}
+        self._pieces = StoredParts(stored, weights, architecture)
         self._writer: PublishedWriter | None = None
         types: dict[str, torch.dtype] = {}
         for name, weight in weights.items():
-            held = dtype or stored.tensors[found[name].key].dtype
+            held = dtype or self._pieces.types[name]
             for tensor in (*(run.tensor for run in weight.runs), *weight.copies):
                 types[tensor] = torch.promote_types(held, types.get(tensor, held))
         shapes = published_shapes(weights)
@@ -149,37 +144,7 @@ class _Export:
 
     def parts(self) -> list[Part]:
         """Spread all pieces over parts of the work."""
-        parts: list[Part] = []
-        held: list[Written] = []
-        for piece in self._stored.pieces():
-            if held and sum(p.length for p in held) + piece.length > PART_BYTES:
-                parts.append(self._part(held))
-                held = []
-            held.append(piece)
-        return [*parts, self._part(held)]
-
-    def _part(self, held: list[Written]) -> Part:
-        def do() -> list[str]:
-            bad = []
-            for written in held:
-                values = self._stored.read(written)
-                if not bool(torch.isfinite(values).all()):
-                    bad.append(written.piece.key)
-                self._place(written.piece, values)
-            return bad
-
-        return Part(sum(piece.length for piece in held), do)
-
-    def _place(self, piece: Piece, values: Tensor) -> None:
-        """Write a piece's rows to where they belong."""
-        lead = self._lead[piece.key]
-        numbers = [
-            range(offset, offset + size)
-            for offset, size in zip(piece.offsets[:lead], piece.sizes[:lead], strict=True)
-        ]
-        blocks = values.reshape(-1, *piece.sizes[lead:])
-        for index, block in zip(product(*numbers), blocks, strict=True):
-            self._place_rows(self._names[piece.key, index], piece.offsets[lead:], block)
+        return self._pieces.parts(self._place_rows)
 
     def _place_rows(self, name: str, offsets: tuple[int, ...], block: Tensor) -> None:
         assert self._writer is not None

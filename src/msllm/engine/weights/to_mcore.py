@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from msllm.engine.weights.torch_dist import Piece, StoredTensor, Written
 from msllm.errors import InputError
 from msllm.models.architecture import Architecture
 from msllm.models.hf_config import architecture_from_config, read_config
-from msllm.models.weight_map import Weight
+from msllm.models.weight_map import Run, Weight, WeightMap
 
 BLOCK_BYTES = 32 * 2**20
 """A piece's size: rows are read in blocks of about as many bytes."""
@@ -69,7 +69,22 @@ def hf_to_mcore(
     problems = matching.check(source, architecture, str(source)) + check_out(out)
     if problems:
         raise InputError(problems)
-    work = _Work(source, architecture, dtype)
+    published, weights = PublishedWeights(source), matching.mapped(architecture)
+    assert weights is not None
+    files = sorted({entry.file for entry in published.entries.values()})
+    work = Work(published, weights, architecture, files, dtype)
+    return write(work, source, out, strict=strict, progress=progress)
+
+
+def write(
+    work: Work,
+    source: Path,
+    out: Path,
+    *,
+    strict: bool,
+    progress: Callable[[Progress], None] | None,
+) -> Conversion:
+    """Write a checkpoint `out`; the files beside the weights are those in `source`."""
     partial = PartialFolder(out, work.identity())
     parts = list(work.parts(partial.path))
     partial.check_room(sum(p.size for n, p in enumerate(parts) if partial.record(n) is None))
@@ -88,19 +103,43 @@ def hf_to_mcore(
     written = [_written(entry) for record in records for entry in record["written"]]
     torch_dist.finish(partial.path, work.tensors, written)
     sidecar.keep(sidecar.read(source), partial.path)
-    manifest = Manifest(step=0, architecture=asdict(architecture), extra={"weights_only": True})
-    checkpoint_folder.seal(partial.path, manifest)
-    partial.publish()
+    manifest = Manifest(
+        step=0, architecture=asdict(work.architecture), extra={"weights_only": True}
+    )
+    partial.publish(lambda folder: checkpoint_folder.seal(folder, manifest))
     return Conversion(len(work.tensors), sum(p.size for p in parts), seconds[0], tuple(not_finite))
 
 
-class _Work:
-    """What is to be read and written, in blocks."""
+class Rows(Protocol):
+    """What rows are read from."""
 
-    def __init__(self, source: Path, architecture: Architecture, dtype: torch.dtype | None):
-        weights = matching.mapped(architecture)
-        assert weights is not None
-        self._source, self._weights = PublishedWeights(source), weights
+    def dtype(self, name: str) -> torch.dtype:
+        """The type of one of its tensors."""
+
+    def rows(self, run: Run) -> Tensor:
+        """Rows of one."""
+
+
+class Work:
+    """What is to be read and written, in blocks.
+
+    Args:
+        source: What is read.
+        weights: Which rows of it make up each parameter.
+        files: The files that are read, to know them again.
+        dtype: Type of the numbers written; None for that of the source.
+    """
+
+    def __init__(
+        self,
+        source: Rows,
+        weights: WeightMap,
+        architecture: Architecture,
+        files: list[Path],
+        dtype: torch.dtype | None,
+    ):
+        self._source, self._weights, self._files = source, weights, files
+        self.architecture = architecture
         self._places = places(weights, architecture)
         self._dtype = dtype
         self.tensors: dict[str, StoredTensor] = {}
@@ -122,8 +161,7 @@ class _Work:
 
     def identity(self) -> dict[str, Any]:
         """Tell this work from any other, also from that on files changed meanwhile."""
-        files = sorted({entry.file for entry in self._source.entries.values()})
-        stats = [(str(file.absolute()), file.stat()) for file in files]
+        stats = [(str(file.absolute()), file.stat()) for file in self._files]
         return {
             "to": "mcore",
             "files": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
