@@ -121,13 +121,11 @@ def test_overlapping_offsets(copy):
     assert "damaged: the bytes of" in problems(folder)
 
 
-def test_no_weights_and_pickled_ones(copy, tmp_path):
+def test_no_weights(copy):
     folder = copy()
     for file in folder.glob("model*"):
         file.unlink()
     assert "there are no weights in the folder" in problems(folder)
-    (folder / "pytorch_model.bin").touch()
-    assert "only safetensors are read" in problems(folder)
 
 
 def test_an_index_that_lies(copy):

@@ -20,7 +20,7 @@ from msllm.engine.training.checkpoint_folder import Manifest
 from msllm.engine.weights import matching, sidecar, torch_dist
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
-from msllm.engine.weights.published import PublishedWeights
+from msllm.engine.weights.source import Source, open_weights
 from msllm.engine.weights.stored import Place, places
 from msllm.engine.weights.torch_dist import Piece, StoredTensor, Written
 from msllm.errors import InputError
@@ -69,7 +69,8 @@ def hf_to_mcore(
     problems = matching.check(source, architecture, str(source)) + check_out(out)
     if problems:
         raise InputError(problems)
-    work = _Work(source, architecture, dtype)
+    weights = open_weights(source)
+    work = _Work(weights, architecture, dtype)
     partial = PartialFolder(out, work.identity())
     parts = list(work.parts(partial.path))
     partial.check_room(sum(p.size for n, p in enumerate(parts) if partial.record(n) is None))
@@ -91,16 +92,22 @@ def hf_to_mcore(
     manifest = Manifest(step=0, architecture=asdict(architecture), extra={"weights_only": True})
     checkpoint_folder.seal(partial.path, manifest)
     partial.publish()
-    return Conversion(len(work.tensors), sum(p.size for p in parts), seconds[0], tuple(not_finite))
+    return Conversion(
+        tensors=len(work.tensors),
+        bytes=sum(part.size for part in parts),
+        seconds=seconds[0],
+        not_finite=tuple(not_finite),
+        warnings=tuple(matching.warnings(weights, architecture)),
+    )
 
 
 class _Work:
     """What is to be read and written, in blocks."""
 
-    def __init__(self, source: Path, architecture: Architecture, dtype: torch.dtype | None):
-        weights = matching.mapped(architecture)
+    def __init__(self, source: Source, architecture: Architecture, dtype: torch.dtype | None):
+        weights = matching.mapped(architecture, source)
         assert weights is not None
-        self._source, self._weights = PublishedWeights(source), weights
+        self._source, self._weights = source, weights
         self._places = places(weights, architecture)
         self._dtype = dtype
         self.tensors: dict[str, StoredTensor] = {}
@@ -122,8 +129,7 @@ class _Work:
 
     def identity(self) -> dict[str, Any]:
         """Tell this work from any other, also from that on files changed meanwhile."""
-        files = sorted({entry.file for entry in self._source.entries.values()})
-        stats = [(str(file.absolute()), file.stat()) for file in files]
+        stats = [(str(file.absolute()), file.stat()) for file in self._source.files]
         return {
             "to": "mcore",
             "files": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
