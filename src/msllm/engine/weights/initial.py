@@ -19,7 +19,7 @@ from msllm.models.weight_map import WeightMap
 def fill(chunks: list[Any], folder: Path, architecture: Architecture) -> None:
     """Fill this rank's chunks; the folder was checked."""
     source = open_weights(folder)
-    weights = matching.mapped(architecture, source)
+    weights = matching.mapped(architecture, matching.has_fused_experts(source, architecture))
     assert weights is not None
     for part, held in slices.parts(chunks):
         held.copy_(_read(source, weights, part))

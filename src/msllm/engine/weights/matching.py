@@ -37,20 +37,26 @@ def unknown(architecture: Architecture, where: str) -> Problem:
     return Problem(f"how weights of type {kind} are called is not known yet", where)
 
 
-def mapped(architecture: Architecture, source: Source | None = None) -> WeightMap | None:
+def mapped(architecture: Architecture, fused_experts: bool = False) -> WeightMap | None:
     """The map of a model's weights; None where its family's names are not known.
 
     Args:
         architecture: The model.
-        source: The weights, where they are there: they may have their experts fused.
+        fused_experts: Whether one tensor holds all experts of a layer.
     """
     names = _names(architecture)
     if names is None:
         return None
     weights = weight_map(architecture, names)
-    if source is not None and is_fused(weights, names, source.tensors.keys()):
-        return fused(weights, names)
-    return weights
+    return fused(weights, names) if fused_experts else weights
+
+
+def has_fused_experts(source: Source, architecture: Architecture) -> bool:
+    """Whether one tensor holds all experts of a layer."""
+    names = _names(architecture)
+    if names is None:
+        return False
+    return is_fused(weight_map(architecture, names), names, source.tensors.keys())
 
 
 def _names(architecture: Architecture) -> TensorNames | None:
@@ -59,7 +65,7 @@ def _names(architecture: Architecture) -> TensorNames | None:
 
 
 def _differences(source: Source, architecture: Architecture, where: str) -> Iterator[Problem]:
-    weights = mapped(architecture, source)
+    weights = mapped(architecture, has_fused_experts(source, architecture))
     assert weights is not None
     wanted = published_shapes(weights)
     for name, shape in wanted.items():

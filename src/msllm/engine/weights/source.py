@@ -32,7 +32,6 @@ class Source:
     Attributes:
         tensors: Each one's shape and type, by its name.
         files: The files that hold them.
-        quantisation: What they were quantised as, "fp8" or "mxfp4"; None for plain numbers.
 
     Raises:
         InputError: A quantised tensor has no scales, or such that do not fit it.
@@ -66,6 +65,13 @@ def open_weights(folder: Path) -> Source:
             a way that is not read.
     """
     folder = folder.expanduser()
+    try:
+        return _open(folder)
+    except PermissionError as error:  # the folder itself
+        raise published.unreadable(folder, error) from error
+
+
+def _open(folder: Path) -> Source:
     config = read_config(folder) if (folder / "config.json").exists() else {}
     settings = quantised.settings(config, str(folder / "config.json"))
     return Source(_files(folder), settings)

@@ -18,6 +18,7 @@ from msllm.engine.weights import matching, sidecar, transform
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
 from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, PublishedWriter
+from msllm.engine.weights.source import open_weights
 from msllm.engine.weights.stored import places
 from msllm.engine.weights.torch_dist import Piece, StoredWeights, Written
 from msllm.errors import InputError, Problem
@@ -64,7 +65,7 @@ def mcore_to_hf(
         )
     architecture = architecture_from_config(read_config(beside))
     stored = StoredWeights(checkpoint)
-    weights = matching.mapped(architecture)
+    weights = matching.mapped(architecture, _had_fused_experts(beside, architecture))
     if weights is None:
         raise InputError([matching.unknown(architecture, str(beside))])
     problems = [*_differences(stored, weights, architecture, str(checkpoint)), *check_out(out)]
@@ -88,9 +89,26 @@ def mcore_to_hf(
     if strict and bad:
         partial.discard()
         raise InputError([matching.not_finite(bad, str(checkpoint))])
-    sidecar.copy(beside, partial.path)
+    notes = sidecar.copy(beside, partial.path, dtype)
     partial.publish()
-    return Conversion(len(export.planned), sum(part.size for part in parts), seconds[0], tuple(bad))
+    return Conversion(
+        tensors=len(export.planned),
+        bytes=sum(part.size for part in parts),
+        seconds=seconds[0],
+        not_finite=tuple(bad),
+        notes=notes,
+    )
+
+
+def _had_fused_experts(beside: Path, architecture: Architecture) -> bool:
+    """Whether the published weights had them: as a checkpoint keeps it, or a folder shows."""
+    kept = sidecar.fused_experts(beside)
+    if kept is not None:
+        return kept
+    try:
+        return matching.has_fused_experts(open_weights(beside), architecture)
+    except InputError:
+        return False  # no weights are needed there
 
 
 def _differences(

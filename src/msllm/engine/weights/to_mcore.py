@@ -26,7 +26,7 @@ from msllm.engine.weights.torch_dist import Piece, StoredTensor, Written
 from msllm.errors import InputError
 from msllm.models.architecture import Architecture
 from msllm.models.hf_config import architecture_from_config, read_config
-from msllm.models.weight_map import Weight
+from msllm.models.weight_map import Weight, WeightMap
 
 BLOCK_BYTES = 32 * 2**20
 """A piece's size: rows are read in blocks of about as many bytes."""
@@ -70,7 +70,8 @@ def hf_to_mcore(
     if problems:
         raise InputError(problems)
     weights = open_weights(source)
-    work = _Work(weights, architecture, dtype)
+    fused = matching.has_fused_experts(weights, architecture)
+    work = _Work(weights, matching.mapped(architecture, fused), architecture, dtype)
     partial = PartialFolder(out, work.identity())
     parts = list(work.parts(partial.path))
     partial.check_room(sum(p.size for n, p in enumerate(parts) if partial.record(n) is None))
@@ -88,7 +89,7 @@ def hf_to_mcore(
         raise InputError([matching.not_finite(not_finite, str(source))])
     written = [_written(entry) for record in records for entry in record["written"]]
     torch_dist.finish(partial.path, work.tensors, written)
-    sidecar.keep(source, partial.path)
+    notes = sidecar.keep(source, partial.path, dtype, fused)
     manifest = Manifest(step=0, architecture=asdict(architecture), extra={"weights_only": True})
     checkpoint_folder.seal(partial.path, manifest)
     partial.publish()
@@ -98,14 +99,20 @@ def hf_to_mcore(
         seconds=seconds[0],
         not_finite=tuple(not_finite),
         warnings=tuple(matching.warnings(weights, architecture)),
+        notes=notes,
     )
 
 
 class _Work:
     """What is to be read and written, in blocks."""
 
-    def __init__(self, source: Source, architecture: Architecture, dtype: torch.dtype | None):
-        weights = matching.mapped(architecture, source)
+    def __init__(
+        self,
+        source: Source,
+        weights: WeightMap | None,
+        architecture: Architecture,
+        dtype: torch.dtype | None,
+    ):
         assert weights is not None
         self._source, self._weights = source, weights
         self._places = places(weights, architecture)
