@@ -8,10 +8,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.integrations.finegrained_fp8 import _dequantize_fp8_weight
 
 Tensors = dict[str, torch.Tensor]
 LARGEST = 448.0
 """E4M3's."""
+BLOCK = (16, 24)
+FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": list(BLOCK)}
 
 
 def read(folder: Path) -> Tensors:
@@ -47,6 +50,26 @@ def float8(weight: torch.Tensor, block: tuple[int, int]) -> tuple[torch.Tensor, 
             scales[i, j] = weight[box].float().abs().max() / LARGEST
             found[box] = (weight[box].float() / scales[i, j]).to(torch.float8_e4m3fn)
     return found, scales
+
+
+def quantised(tensors: Tensors) -> tuple[Tensors, Tensors]:
+    """Linears in 8 bits with their scales, the rest in bfloat16; and what that means."""
+    stored: Tensors = {}
+    meant: Tensors = {}
+    for name, tensor in tensors.items():
+        if "_proj" in name:
+            stored[name], scales = float8(tensor, BLOCK)
+            stored[f"{name}_scale_inv"] = scales
+            matrices = zip(
+                stored[name].view(-1, *tensor.shape[-2:]),
+                scales.view(-1, *scales.shape[-2:]),
+                strict=True,
+            )
+            parts = [_dequantize_fp8_weight(w, s, BLOCK, torch.float32) for w, s in matrices]
+            meant[name] = torch.stack(parts).view(tensor.shape).bfloat16()
+        else:
+            stored[name] = meant[name] = tensor.bfloat16()
+    return stored, meant
 
 
 def fused(tensors: Tensors, names: tuple[str, str, str]) -> Tensors:

@@ -12,6 +12,7 @@ import torch
 from msllm.engine.weights import matching
 from msllm.models.resolve import resolve_model
 from tests.engine.megatron.conftest import run_ranks
+from tests.engine.weights.published_forms import FP8, config_of, fused, quantised, read, write
 from tests.parity import dense_cases, moe_cases
 
 CASES = {name: case for m in (dense_cases, moe_cases) for name, case in m.CASES.items()}
@@ -39,6 +40,29 @@ def test_the_optimizers_copies_are_those_weights(models, tmp_path, world, sizes)
     script = Path(__file__).with_name("moved_case.py")
     run_ranks(world, script, str(out), json.dumps(sizes), *folders)
     assert json.loads(out.read_text()) == {folder: [] for folder in folders}
+
+
+@pytest.mark.distributed
+def test_other_forms_fill_the_model_alike(models, tmp_path):
+    """Cut by tensor and expert parallelism: 8-bit floats, and pickles with fused experts."""
+    source = model(models, "qwen3_moe")
+    tensors, config = read(source), config_of(source)
+    stored, meant = quantised(tensors)
+    write(tmp_path / "fp8", stored, config | {"quantization_config": FP8})
+    write(tmp_path / "meant", meant, config)
+    (tmp_path / "fused").mkdir()
+    (tmp_path / "fused" / "config.json").write_text(json.dumps(config))
+    together = fused(tensors, ("gate_proj", "up_proj", "down_proj"))
+    torch.save(together, tmp_path / "fused" / "pytorch_model.bin")
+    folders = [tmp_path / "fp8", tmp_path / "meant", tmp_path / "fused", source]
+    for folder in folders[:3]:
+        for name in ("run.json", "truth.pt"):
+            shutil.copyfile(source / name, folder / name)
+    script = Path(__file__).with_name("alike_case.py")
+    out = tmp_path / "different.json"
+    sizes = json.dumps({"tp": 2, "ep": 2})
+    run_ranks(2, script, str(out), sizes, *map(str, folders))
+    assert json.loads(out.read_text()) == {"fp8": [], "fused": []}
 
 
 # --- refusals ---------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from msllm.engine.weights import transform
-from msllm.engine.weights.published import Entry, read_index, unreadable
+from msllm.engine.weights.published import Entry, add, read_index, unreadable
 from msllm.errors import InputError, Problem
 from msllm.models.weight_map import Run
 
@@ -59,14 +59,13 @@ class PickledWeights:
         problems: list[Problem] = []
         for file in sorted(set(listed.values())) if listed else [folder / SINGLE]:
             try:
-                tensors = self._tensors(file)
+                found = {
+                    name: Entry(file, tuple(tensor.shape), _type(tensor), 0, tensor.nbytes)
+                    for name, tensor in self._tensors(file).items()
+                }
+                add(self.entries, found)
             except InputError as error:
                 problems += error.problems
-                continue
-            for name, tensor in tensors.items():
-                self.entries[name] = Entry(
-                    file, tuple(tensor.shape), _type(tensor), 0, tensor.nbytes
-                )
         if not problems:
             problems = [
                 Problem(f"{name} is not in {file.name}", str(folder / INDEX), "download again")

@@ -81,7 +81,7 @@ class PublishedWeights:
         listed = _listed(folder)
         for file in sorted(set(listed.values())) if listed else [folder / SINGLE]:
             try:
-                self.entries |= dict(_read_header(file))
+                add(self.entries, dict(_read_header(file)))
             except InputError as error:
                 problems += error.problems
         if problems:
@@ -127,6 +127,19 @@ def _listed(folder: Path) -> dict[str, Path]:
         hint = f"expected {SINGLE}, or shards with {INDEX}"
         raise InputError("there are no weights in the folder", where, hint)
     return read_index(index)
+
+
+def add(entries: dict[str, Entry], more: dict[str, Entry]) -> None:
+    """Take a file's tensors to those of others.
+
+    Raises:
+        InputError: One is there already.
+    """
+    for name in entries.keys() & more.keys():
+        one, other = entries[name].file, more[name].file
+        problem = f"{name} is in {one.name} and in {other.name}"
+        raise InputError(problem, str(other.parent), "download again into a new folder")
+    entries |= more
 
 
 def read_index(index: Path) -> dict[str, Path]:
