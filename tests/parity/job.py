@@ -23,6 +23,7 @@ from msllm.engine.weights import matching
 from msllm.models.architecture import Architecture
 from msllm.models.resolve import resolve_model
 from msllm.models.weight_map import WeightMap
+from tests.engine.megatron.groups import leave
 from tests.parity.mutations import MUTATIONS
 
 RIGHT = matching.mapped
@@ -107,12 +108,6 @@ def compute(folder: Path, sizes: dict[str, Any]) -> dict[str, Any]:
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
     found = getattr(parameter, "main_grad", None)
     return torch.zeros_like(parameter) if found is None else found
-
-
-def leave() -> None:
-    from megatron.core import parallel_state
-
-    parallel_state.destroy_model_parallel()
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Set
 from dataclasses import replace
 
-from msllm.models.weight_map import Run, TensorNames, Weight, WeightMap, published_shapes
+from msllm.models.weight_map import Run, TensorNames, WeightMap, published_shapes
 
 GATE_UP, DOWN = "gate_up_proj", "down_proj"
 _RENAMED = (".block_sparse_moe.", ".mlp.")
@@ -43,7 +43,7 @@ def fused(weights: WeightMap, names: TensorNames) -> WeightMap:
         )
 
     return {
-        name: Weight(tuple(moved(run) for run in weight.runs), weight.width)
+        name: replace(weight, runs=tuple(moved(run) for run in weight.runs))
         for name, weight in weights.items()
     }
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from msllm.config import RunConfig
+from msllm.engine import preflight
 from msllm.engine.weights import matching
 from msllm.models.resolve import resolve_model
 from tests.engine.megatron.conftest import run_ranks
@@ -115,6 +117,22 @@ def test_a_head_beside_tied_embeddings_and_rotary_tables_say_nothing_new(copy):
     save_file({"model.rotary_emb.inv_freq": torch.ones(3)}, folder / "extra.safetensors")
     change_index(folder, lambda m: m.update({"model.rotary_emb.inv_freq": "extra.safetensors"}))
     assert problems(folder, tie_word_embeddings=True) == ""
+
+
+def test_a_head_that_is_not_the_embedding_is_warned_of_before_a_run(models, tmp_path):
+    source = model(models, "llama-rope3-tied")
+    tensors = read(source)
+    head = tensors["model.embed_tokens.weight"].clone()
+    settings = {"model": str(source), "device": "cpu", "dtype": "fp32"}
+
+    def warned(head: torch.Tensor) -> str:
+        folder = write(tmp_path / "hf", tensors | {"lm_head.weight": head}, config_of(source))
+        run = RunConfig(**settings, checkpoint={"init_from": folder}, out=tmp_path / "run")
+        return "\n".join(preflight.warnings(run, resolve_model(str(folder)).architecture))
+
+    assert "lm_head.weight" not in warned(head)
+    head[-1, -1] += 1
+    assert "lm_head.weight is not model.embed_tokens.weight" in warned(head)
 
 
 def test_a_missing_shard(copy):
