@@ -12,6 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors import safe_open
 
+from msllm.cli.app import run
 from msllm.engine.weights import to_hf, to_mcore
 from msllm.engine.weights.sidecar import FOLDER
 from msllm.engine.weights.to_hf import mcore_to_hf
@@ -129,6 +130,38 @@ def test_an_interrupted_conversion_leaves_no_model_and_goes_on(models, tmp_path,
         assert states[-1].done == states[-1].total
     assert_same(read(tmp_path / "back"), read(models("qwen3")))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["back", "mcore"]
+
+
+UP = "model.layers.1.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(("value", "dtype"), [("nan", None), ("-inf", None), ("1e6", "fp16")])
+def test_values_that_are_not_finite_are_told_and_refused_if_asked(
+    models, tmp_path, capsys, value, dtype
+):
+    """Those too that only the new type makes so."""
+    tensors = read(models("qwen3"))
+    tensors[UP][3, 5] = float(value)
+    write(tmp_path / "hf", tensors, config_of(models("qwen3")))
+    paths = {name: str(tmp_path / name) for name in ("hf", "mcore", "back", "new")}
+    to_mcore = ["convert", "hf-to-mcore", "--model", paths["hf"], "--out"]
+    to_hf = ["convert", "mcore-to-hf", "--checkpoint", paths["mcore"], "--out"]
+    typed = [] if dtype is None else ["--dtype", dtype]
+    for command, out, name in (
+        (to_mcore, "mcore", "layers.1.mlp.linear_fc1.weight"),
+        (to_hf, "back", "layers.mlp.linear_fc1.weight"),
+    ):
+        assert run([*command, paths["new"], "--strict", *typed]) == 2
+        shown = "".join(capsys.readouterr().err.replace("│", "").split())
+        assert "notallvaluesarefinitenumbers" in shown
+        assert name in shown
+        assert not any("new" in path.name for path in tmp_path.iterdir())
+        keeps = typed if command is to_hf else []
+        assert run([*command, paths[out], *keeps]) == 0
+        warned = capsys.readouterr().err
+        assert (f"{name} are finite" in warned) == (bool(keeps) or dtype is None)
+    found = read(tmp_path / "back")[UP][3, 5]
+    assert not found.isfinite()
 
 
 def test_a_tensor_in_two_files_is_an_error(models, tmp_path):

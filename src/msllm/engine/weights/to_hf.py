@@ -147,7 +147,7 @@ class _Export:
         architecture: Architecture,
         dtype: torch.dtype | None,
     ):
-        self._stored, self._weights = stored, weights
+        self._stored, self._weights, self._dtype = stored, weights, dtype
         found = places(weights, architecture)
         self._lead = {place.key: len(place.index) for place in found.values()}
         self._names = {(place.key, place.index): name for name, place in found.items()}
@@ -189,6 +189,8 @@ class _Export:
             bad = []
             for written in held:
                 values = self._stored.read(written)
+                if self._dtype is not None:
+                    values = values.to(self._dtype)  # before they are looked at: may overflow
                 if not bool(torch.isfinite(values).all()):
                     bad.append(written.piece.key)
                 self._place(written.piece, values)
