@@ -65,6 +65,10 @@ def summarize(done: Conversion, out: Path) -> None:
     """Say what a conversion did."""
     for name in done.not_finite:
         print(f"warning: not all values of {name} are finite numbers", file=sys.stderr)
+    for warning in done.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     print(f"tensors  {done.tensors:,}")
     print(f"bytes    {done.bytes:,} ({done.bytes / max(done.seconds, 1e-9) / 1e6:,.0f} MB/s)")
+    for note in done.notes:
+        print(f"note     {note}")
     print(f"wrote    {out}")

@@ -70,7 +70,18 @@ def warnings(config: RunConfig, architecture: Architecture) -> list[str]:
             f"sequences of {config.data.seq_length:,} tokens are longer than the "
             f"{longest:,} positions that the model was made for"
         )
-    return found
+    return found + _odd_weights(config, architecture)
+
+
+def _odd_weights(config: RunConfig, architecture: Architecture) -> list[str]:
+    """List what of the weights that a run begins with is not taken over."""
+    folder = config.checkpoint.init_from
+    if folder is None or resume.checkpoint_of(config) is not None:
+        return []
+    from msllm.engine.weights import matching
+    from msllm.engine.weights.source import open_weights
+
+    return matching.warnings(open_weights(folder), architecture)
 
 
 def device_kind(name: str) -> devices.Kind:

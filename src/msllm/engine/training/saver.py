@@ -49,7 +49,8 @@ class Saver:
         self._events = EventLog(folder.events)
         first = self._rank == 0
         self._inputs = fingerprint(run.data) if first else {}
-        self._beside = sidecar.of_run(run) if first else {}  # now: it may be gone when saving
+        # read now: it may be gone when saving
+        self._beside = sidecar.of_run(run) if first else None
         self._exporter = Exporter(run, folder, self._events)
         self._queue: Any = None
         self.last_saved = -1
@@ -113,7 +114,8 @@ class Saver:
         if self._rank != 0:
             return
         with self._explained(manifest.step):
-            sidecar.keep(self._beside, path)
+            if self._beside is not None:
+                sidecar.keep(self._beside, path)
             checkpoint = checkpoint_folder.commit(path, manifest)
             self._exporter.finish()  # before what it reads may go
             checkpoint_folder.prune(self._folder.checkpoints, self._run.checkpoint.keep)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -123,9 +122,8 @@ def _write(
         raise InputError([matching.not_finite(bad, str(out))])
     (partial.path / TRACKER).write_text(str(ITERATION))
     kept = partial.path / sidecar.FOLDER
-    for file in [] if beside is None else sidecar.files(beside):
-        kept.mkdir(exist_ok=True)
-        shutil.copyfile(file, kept / file.name)
+    if beside is not None:
+        sidecar.write(sidecar.read(beside), kept)
     partial.publish()
     tensors = sum(1 for rank in parts.ranks for _ in parts.held(rank))
     return Conversion(tensors, size, seconds[0], tuple(bad))
@@ -167,8 +165,16 @@ def mindspeed_to_mcore(
     held = RankWeights(RankFiles(folder.path), weights, architecture)
     beside = model if model is not None else sources.config_folder(folder)
     assert beside is not None
-    work = to_mcore.Work(held, as_they_are(weights), architecture, held.files, dtype)
-    return to_mcore.write(work, beside, out, strict=strict, progress=progress)
+    files, notes = sidecar.plain(sidecar.read(beside), dtype)
+    done = to_mcore.write(
+        to_mcore.Work(held, as_they_are(weights), architecture, dtype),
+        sidecar.Beside(files, sidecar.had_fused_experts(beside, architecture)),
+        out,
+        where=where,
+        strict=strict,
+        progress=progress,
+    )
+    return replace(done, notes=notes)
 
 
 def _model(folder: Folder, model: Path | None, where: str) -> tuple[Architecture, WeightMap]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from msllm.engine.training import checkpoint_folder
 from msllm.engine.weights import matching
+from msllm.engine.weights.source import shortened
 from msllm.errors import InputError, MsllmError, Problem
 from msllm.models.architecture import Architecture
 
@@ -67,4 +68,4 @@ def check(folder: Path, architecture: Architecture, where: str) -> list[Problem]
         stored = StoredWeights(checkpoint)
     except MsllmError as error:
         return error.problems
-    return matching.first(list(differences(stored, weights, architecture, where)), where)
+    return shortened(list(differences(stored, weights, architecture, where)), where)

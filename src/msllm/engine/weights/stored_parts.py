@@ -25,10 +25,16 @@ PlaceRows = Callable[[str, tuple[int, ...], Tensor], None]
 
 
 class StoredParts:
-    """The pieces of a checkpoint that is known to be the model's."""
+    """The pieces of a checkpoint that is known to be the model's; cast, if a type is given."""
 
-    def __init__(self, stored: StoredWeights, weights: WeightMap, architecture: Architecture):
-        self._stored = stored
+    def __init__(
+        self,
+        stored: StoredWeights,
+        weights: WeightMap,
+        architecture: Architecture,
+        dtype: torch.dtype | None = None,
+    ):
+        self._stored, self._dtype = stored, dtype
         found = places(weights, architecture)
         self._lead = {place.key: len(place.index) for place in found.values()}
         self._names = {(place.key, place.index): name for name, place in found.items()}
@@ -53,6 +59,8 @@ class StoredParts:
             bad = []
             for written in held:
                 values = self._stored.read(written)
+                if self._dtype is not None:
+                    values = values.to(self._dtype)  # before they are looked at: may overflow
                 if not bool(torch.isfinite(values).all()):
                     bad.append(written.piece.key)
                 self._place(written.piece, values, place)

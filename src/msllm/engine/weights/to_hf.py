@@ -17,7 +17,8 @@ from msllm.engine.weights import matching, sidecar, start, transform
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
 from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, PublishedWriter
-from msllm.engine.weights.sidecar import Files
+from msllm.engine.weights.sidecar import Beside
+from msllm.engine.weights.source import shortened
 from msllm.engine.weights.stored import differences
 from msllm.engine.weights.stored_parts import StoredParts
 from msllm.engine.weights.torch_dist import StoredWeights
@@ -58,10 +59,10 @@ def mcore_to_hf(
     checkpoint = start.locate(checkpoint, where) or checkpoint
     beside, architecture = _beside(checkpoint, model, where)
     stored = StoredWeights(checkpoint)
-    weights = matching.mapped(architecture)
+    weights = matching.mapped(architecture, beside.fused_experts)
     if weights is None:
         raise InputError([matching.unknown(architecture, where)])
-    found = matching.first(list(differences(stored, weights, architecture, str(checkpoint))), where)
+    found = shortened(list(differences(stored, weights, architecture, str(checkpoint))), where)
     problems = [*found, *check_out(out)]
     if problems:
         raise InputError(problems)
@@ -83,12 +84,19 @@ def mcore_to_hf(
     if strict and bad:
         partial.discard()
         raise InputError([matching.not_finite(bad, str(checkpoint))])
-    sidecar.write(beside, partial.path)
+    files, notes = sidecar.plain(beside.files, dtype)
+    sidecar.write(files, partial.path)
     partial.publish()
-    return Conversion(len(export.planned), sum(part.size for part in parts), seconds[0], tuple(bad))
+    return Conversion(
+        tensors=len(export.planned),
+        bytes=sum(part.size for part in parts),
+        seconds=seconds[0],
+        not_finite=tuple(bad),
+        notes=notes,
+    )
 
 
-def _beside(checkpoint: Path, model: str | None, where: str) -> tuple[Files, Architecture]:
+def _beside(checkpoint: Path, model: str | None, where: str) -> tuple[Beside, Architecture]:
     """The files that go beside the weights, and the shape that the config among them gives."""
     kept = sidecar.kept(checkpoint)
     if model is None:
@@ -98,14 +106,20 @@ def _beside(checkpoint: Path, model: str | None, where: str) -> tuple[Files, Arc
                 where,
                 "give --model, a name in the catalog or a folder with config.json and tokenizer",
             )
-        return sidecar.read(kept), architecture_from_config(read_config(kept))
+        return _read(kept, architecture_from_config(read_config(kept)))
     found = resolve_model(model)
     if found.card is None:
-        return sidecar.read(Path(model).expanduser()), found.architecture
+        return _read(Path(model).expanduser(), found.architecture)
     if found.architecture is None:
         raise InputError(f"the shape of {found.name} is not known", f"--model {model}")
     files = sidecar.read(kept) if kept else {}
-    return files | {sidecar.CONFIG: sidecar.config_file(found)}, found.architecture
+    fused = kept is not None and sidecar.had_fused_experts(kept, found.architecture)
+    return Beside(files | {sidecar.CONFIG: sidecar.config_file(found)}, fused), found.architecture
+
+
+def _read(folder: Path, architecture: Architecture) -> tuple[Beside, Architecture]:
+    fused = sidecar.had_fused_experts(folder, architecture)
+    return Beside(sidecar.read(folder), fused), architecture
 
 
 class _Export:
@@ -119,7 +133,7 @@ class _Export:
         dtype: torch.dtype | None,
     ):
         self._stored, self._weights = stored, weights
-        self._pieces = StoredParts(stored, weights, architecture)
+        self._pieces = StoredParts(stored, weights, architecture, dtype)
         self._writer: PublishedWriter | None = None
         types: dict[str, torch.dtype] = {}
         for name, weight in weights.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from msllm.engine.training.checkpoint_folder import Manifest
 from msllm.engine.weights import matching, sidecar, torch_dist
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
-from msllm.engine.weights.published import PublishedWeights
+from msllm.engine.weights.source import open_weights
 from msllm.engine.weights.stored import Place, places
 from msllm.engine.weights.torch_dist import Piece, StoredTensor, Written
 from msllm.errors import InputError
@@ -69,22 +69,33 @@ def hf_to_mcore(
     problems = matching.check(source, architecture, str(source)) + check_out(out)
     if problems:
         raise InputError(problems)
-    published, weights = PublishedWeights(source), matching.mapped(architecture)
+    source_weights = open_weights(source)
+    fused = matching.has_fused_experts(source_weights, architecture)
+    weights = matching.mapped(architecture, fused)
     assert weights is not None
-    files = sorted({entry.file for entry in published.entries.values()})
-    work = Work(published, weights, architecture, files, dtype)
-    return write(work, source, out, strict=strict, progress=progress)
+    files, notes = sidecar.plain(sidecar.read(source), dtype)
+    done = write(
+        Work(source_weights, weights, architecture, dtype),
+        sidecar.Beside(files, fused),
+        out,
+        where=str(source),
+        strict=strict,
+        progress=progress,
+    )
+    warnings = tuple(matching.warnings(source_weights, architecture))
+    return replace(done, warnings=warnings, notes=notes)
 
 
 def write(
     work: Work,
-    source: Path,
+    beside: sidecar.Beside,
     out: Path,
     *,
+    where: str,
     strict: bool,
     progress: Callable[[Progress], None] | None,
 ) -> Conversion:
-    """Write a checkpoint `out`; the files beside the weights are those in `source`."""
+    """Write a checkpoint `out` of what is read at `where`."""
     partial = PartialFolder(out, work.identity())
     parts = list(work.parts(partial.path))
     partial.check_room(sum(p.size for n, p in enumerate(parts) if partial.record(n) is None))
@@ -99,10 +110,10 @@ def write(
     not_finite = sorted({name for record in records for name in record["not_finite"]})
     if strict and not_finite:
         partial.discard()
-        raise InputError([matching.not_finite(not_finite, str(source))])
+        raise InputError([matching.not_finite(not_finite, where)])
     written = [_written(entry) for record in records for entry in record["written"]]
     torch_dist.finish(partial.path, work.tensors, written)
-    sidecar.keep(sidecar.read(source), partial.path)
+    sidecar.keep(beside, partial.path)
     manifest = Manifest(
         step=0, architecture=asdict(work.architecture), extra={"weights_only": True}
     )
@@ -112,6 +123,10 @@ def write(
 
 class Rows(Protocol):
     """What rows are read from."""
+
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold them."""
 
     def dtype(self, name: str) -> torch.dtype:
         """The type of one of its tensors."""
@@ -126,7 +141,6 @@ class Work:
     Args:
         source: What is read.
         weights: Which rows of it make up each parameter.
-        files: The files that are read, to know them again.
         dtype: Type of the numbers written; None for that of the source.
     """
 
@@ -135,10 +149,9 @@ class Work:
         source: Rows,
         weights: WeightMap,
         architecture: Architecture,
-        files: list[Path],
         dtype: torch.dtype | None,
     ):
-        self._source, self._weights, self._files = source, weights, files
+        self._source, self._weights = source, weights
         self.architecture = architecture
         self._places = places(weights, architecture)
         self._dtype = dtype
@@ -161,7 +174,7 @@ class Work:
 
     def identity(self) -> dict[str, Any]:
         """Tell this work from any other, also from that on files changed meanwhile."""
-        stats = [(str(file.absolute()), file.stat()) for file in self._files]
+        stats = [(str(file.absolute()), file.stat()) for file in self._source.files]
         return {
             "to": "mcore",
             "files": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
