@@ -18,7 +18,7 @@ from torch import Tensor
 
 from msllm.engine.training import checkpoint_folder
 from msllm.engine.training.checkpoint_folder import MANIFEST
-from msllm.engine.weights import sidecar, sources
+from msllm.engine.weights import as_parameters, sidecar
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.folder_kind import Folder, Kind, find
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
@@ -104,7 +104,7 @@ class _Published:
 
     def __init__(self, folder: Folder, dtype: torch.dtype, shard_bytes: int):
         self._folder, self._dtype, self._shard_bytes = folder.path, dtype, shard_bytes
-        self._held = sources.published(folder.path)
+        self._held = as_parameters.published(folder.path)
         self._planned = {}
         for name, entry in self._held.entries.items():
             found = self._held.dtype(name)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from msllm.engine.layout import Layout
-from msllm.engine.weights import matching, sidecar, sources, to_mcore
+from msllm.engine.weights import as_parameters, matching, sidecar, to_mcore
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.folder_kind import TRACKER, Folder, Kind, find
 from msllm.engine.weights.partial import PartialFolder, Progress, check_out
@@ -86,7 +86,7 @@ def mcore_to_mindspeed(
         "vocabulary": rows,
         "types": sorted((name, str(held)) for name, held in types.items()),
     }
-    beside = model if model is not None else sources.config_folder(folder)
+    beside = model if model is not None else as_parameters.config_folder(folder)
     return _write(parts, pieces, types, work, out, beside, strict, progress)
 
 
@@ -163,7 +163,7 @@ def mindspeed_to_mcore(
     if problems:
         raise InputError(problems)
     held = RankWeights(RankFiles(folder.path), weights, architecture)
-    beside = model if model is not None else sources.config_folder(folder)
+    beside = model if model is not None else as_parameters.config_folder(folder)
     assert beside is not None
     files, notes = sidecar.plain(sidecar.read(beside), dtype)
     done = to_mcore.write(
@@ -182,7 +182,7 @@ def _model(folder: Folder, model: Path | None, where: str) -> tuple[Architecture
     if model is not None:
         architecture = architecture_from_config(read_config(model))
     else:
-        found = sources.architecture_of(folder)
+        found = as_parameters.architecture_of(folder)
         if found is None:
             raise InputError(
                 "the checkpoint does not say which model it is of",

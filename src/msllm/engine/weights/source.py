@@ -52,6 +52,16 @@ class Source:
         found: torch.dtype = getattr(torch, published.TORCH_NAMES[self.tensors[name].dtype])
         return found
 
+    def tensor(self, name: str) -> Tensor:
+        """A whole tensor; not to be written to."""
+        shape = self.tensors[name].shape
+        if len(shape) < 3:
+            return self.rows(Run(name, 0, shape[0]))
+        import torch
+
+        parts = [self.rows(Run(name, 0, shape[1], expert=e)) for e in range(shape[0])]
+        return torch.stack(parts)
+
     def rows(self, run: Run, columns: tuple[int, int] | None = None) -> Tensor:
         """A run's rows, all columns of them or `(first, count)`; not to be written to."""
         return self.tensors[run.tensor].rows(self._files, run, columns)

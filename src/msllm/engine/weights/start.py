@@ -1,53 +1,30 @@
 """What a new run's weights come from: published ones, or those of a checkpoint.
 
-The names of both kinds of folder, and whether what they hold is the model's, are found here before
-anything is done.
+Whether what a folder holds is the model's is found here, before anything is done.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from msllm.engine.training import checkpoint_folder
-from msllm.engine.weights import matching
+from msllm.engine.weights import folder_kind, matching
+from msllm.engine.weights.folder_kind import Kind
 from msllm.engine.weights.source import shortened
 from msllm.errors import InputError, MsllmError, Problem
 from msllm.models.architecture import Architecture
 
-INDEX = ".metadata"
-"""Of a `torch_dist` checkpoint."""
-LATEST = "latest_checkpointed_iteration.txt"
-
 
 def locate(folder: Path, where: str) -> Path | None:
-    """Find the checkpoint that a folder is or holds; None if it holds none.
-
-    That is a checkpoint's own folder, a run's (its newest complete one counts), or one in which
-    Megatron-LM keeps iterations.
+    """Find the checkpoint that a folder is or holds; None for published weights.
 
     Raises:
-        InputError: There is one, and it is not complete.
+        InputError: There is neither, or the checkpoint is not complete.
     """
-    folder = folder.expanduser()
-    if (folder / checkpoint_folder.MANIFEST).exists():
-        return checkpoint_folder.open_checkpoint(folder, where).path
-    if (folder / INDEX).exists():
-        return folder
-    if (folder / LATEST).exists():
-        return _latest(folder, where)
-    if (folder / "checkpoints").is_dir() or any(folder.glob("step-*")):
-        return checkpoint_folder.open_checkpoint(folder, where).path
-    return None
-
-
-def _latest(folder: Path, where: str) -> Path:
-    name = (folder / LATEST).read_text(encoding="utf-8", errors="replace").strip()
-    found = folder / ("release" if name == "release" else f"iter_{name.zfill(7)}")
-    if (found / INDEX).exists():
-        return found
-    ranks = any(found.glob("mp_rank_*"))
-    hint = "`msllm convert mindspeed-to-mcore` turns it into one" if ranks else "copy it again"
-    raise InputError(f"{found.name} in {folder} is no torch_dist checkpoint", where, hint)
+    found = folder_kind.find(folder, where)
+    if found.kind is Kind.RANKS:
+        hint = "`msllm convert mindspeed-to-mcore` makes a checkpoint of them"
+        raise InputError(f"{folder} is {found.kind.value}", where, hint)
+    return found.path if found.kind is Kind.TORCH_DIST else None
 
 
 def check(folder: Path, architecture: Architecture, where: str) -> list[Problem]:

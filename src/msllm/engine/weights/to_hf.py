@@ -56,7 +56,10 @@ def mcore_to_hf(
         RunError: The disk is full.
     """
     where = f"--checkpoint {checkpoint}"
-    checkpoint = start.locate(checkpoint, where) or checkpoint
+    located = start.locate(checkpoint, where)
+    if located is None:
+        raise InputError(f"{checkpoint} holds Hugging Face weights already", where)
+    checkpoint = located
     beside, architecture = _beside(checkpoint, model, where)
     stored = StoredWeights(checkpoint)
     weights = matching.mapped(architecture, beside.fused_experts)

@@ -17,6 +17,7 @@ from msllm.engine.weights.folder_kind import Folder, Kind
 from msllm.engine.weights.published import TORCH_NAMES, PublishedWeights
 from msllm.engine.weights.rank_files import RankFiles
 from msllm.engine.weights.rank_weights import RankWeights
+from msllm.engine.weights.source import Source, open_weights
 from msllm.engine.weights.stored import places
 from msllm.engine.weights.torch_dist import StoredTensor, StoredWeights, Written
 from msllm.errors import InputError, Problem
@@ -25,7 +26,7 @@ from msllm.models.hf_config import architecture_from_config, read_config
 from msllm.models.weight_map import WeightMap, published_shapes
 
 
-class Source(Protocol):
+class Tensors(Protocol):
     """Tensors by name."""
 
     @property
@@ -74,7 +75,7 @@ def architecture_of(folder: Folder) -> Architecture | None:
         return None
 
 
-def parameters(folder: Folder, architecture: Architecture) -> Source:
+def as_parameters(folder: Folder, architecture: Architecture) -> Tensors:
     """View a folder's weights as Megatron's parameters, by global name.
 
     Raises:
@@ -84,7 +85,7 @@ def parameters(folder: Folder, architecture: Architecture) -> Source:
     if weights is None:
         raise InputError([matching.unknown(architecture, str(folder.asked))])
     if folder.kind.is_published:
-        return PublishedParameters(folder.path, architecture, weights)
+        return PublishedParameters(open_weights(folder.path), architecture)
     if folder.kind is Kind.TORCH_DIST:
         return StoredParameters(StoredWeights(folder.path), weights, architecture)
     return RankWeights(RankFiles(folder.path), weights, architecture)
@@ -94,44 +95,44 @@ class AsPublished:
     """Published weights by their own names."""
 
     def __init__(self, folder: Path):
-        self._held = published(folder)
+        self._source = open_weights(folder)
         self.tensors = {
-            name: StoredTensor(entry.shape, self._held.dtype(name))
-            for name, entry in self._held.entries.items()
+            name: StoredTensor(tensor.shape, self._source.dtype(name))
+            for name, tensor in self._source.tensors.items()
         }
 
     def tensor(self, name: str) -> Tensor:
-        """Map one."""
-        return self._held.tensor(name)
+        """Read one, whole."""
+        return self._source.tensor(name)
 
 
 class PublishedParameters:
     """Published weights as parameters; tensors that are in none go by their own names."""
 
-    def __init__(self, folder: Path, architecture: Architecture, weights: WeightMap):
-        self._held, self._weights = published(folder), weights
+    def __init__(self, source: Source, architecture: Architecture):
+        weights = matching.mapped(architecture, matching.has_fused_experts(source, architecture))
+        assert weights is not None
+        self._source, self._weights = source, weights
         self.tensors: dict[str, StoredTensor] = {}
         used = set()
-        shapes = {name: entry.shape for name, entry in self._held.entries.items()}
+        shapes = {name: tensor.shape for name, tensor in source.tensors.items()}
         wanted = published_shapes(weights)
         for name, weight in weights.items():
-            tensors = {run.tensor for run in weight.runs}
-            used |= tensors
+            tensors = {run.tensor for run in weight.runs} | set(weight.copies)
             if all(shapes.get(tensor) == wanted[tensor] for tensor in tensors):
-                types = [self._held.dtype(tensor) for tensor in sorted(tensors)]
+                types = [source.dtype(run.tensor) for run in weight.runs]
                 self.tensors[name] = StoredTensor(weight.shape, _widest(types))
-            else:  # told by the tensors that are there instead
-                used -= tensors
-        for name in shapes.keys() - used:
+                used |= tensors
+        for name in shapes.keys() - used:  # told instead of the parameters that need them
             if not matching.harmless(name, architecture):
-                self.tensors[name] = StoredTensor(shapes[name], self._held.dtype(name))
+                self.tensors[name] = StoredTensor(shapes[name], source.dtype(name))
 
     def tensor(self, name: str) -> Tensor:
         """Put one together."""
         if name not in self._weights:
-            return self._held.tensor(name)
+            return self._source.tensor(name)
         dtype = self.tensors[name].dtype
-        return transform.gather(self._weights[name], lambda run: self._held.rows(run).to(dtype))
+        return transform.gather(self._weights[name], lambda run: self._source.rows(run).to(dtype))
 
 
 class StoredParameters:
