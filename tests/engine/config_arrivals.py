@@ -274,7 +274,7 @@ HUGE = {"model": "llama3.1-405b"}
 LOOKED_UP = [
     Arrival("seed", 99, lambda c: first_sample(c).tokens.tolist(), CHANGED),
     Arrival("backend", "fsdp2", refusals, Mentions("the FSDP2 backend is not part")),
-    Arrival("checkpoint.init_from", "nowhere", refusals, Mentions("there are no weights in")),
+    Arrival("checkpoint.init_from", "nowhere", refusals, Mentions("there is no folder")),
     Arrival("data.paths", ["SECOND"], lambda c: is_second_data(first_sample(c)), True),
     Arrival("data.valid_paths", ["SECOND"], lambda c: is_second_data(first_sample(c, True)), True),
     Arrival("data.valid_fraction", 0.3, lambda c: first_sample(c, True) is not None, True),

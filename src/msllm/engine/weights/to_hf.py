@@ -33,7 +33,7 @@ def mcore_to_hf(
     checkpoint: Path,
     out: Path,
     *,
-    model: str | None = None,
+    model: str | Path | None = None,
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
     strict: bool = False,
@@ -99,7 +99,7 @@ def mcore_to_hf(
     )
 
 
-def _beside(checkpoint: Path, model: str | None, where: str) -> tuple[Beside, Architecture]:
+def _beside(checkpoint: Path, model: str | Path | None, where: str) -> tuple[Beside, Architecture]:
     """The files that go beside the weights, and the shape that the config among them gives."""
     kept = sidecar.kept(checkpoint)
     if model is None:
@@ -110,7 +110,7 @@ def _beside(checkpoint: Path, model: str | None, where: str) -> tuple[Beside, Ar
                 "give --model, a name in the catalog or a folder with config.json and tokenizer",
             )
         return _read(kept, architecture_from_config(read_config(kept)))
-    found = resolve_model(model)
+    found = resolve_model(str(model))
     if found.card is None:
         return _read(Path(model).expanduser(), found.architecture)
     if found.architecture is None:
