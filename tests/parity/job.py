@@ -48,7 +48,7 @@ def build(folder: Path, sizes: dict[str, Any], dtype: str = "fp32") -> MegatronB
     if settings["evaluated"]:
         for chunk in backend.chunks:
             chunk.register_forward_pre_hook(evaluated)
-    backend.load_published(folder)
+    backend.load_start(folder)
     return backend
 
 
@@ -59,8 +59,8 @@ def evaluated(chunk: torch.nn.Module, _: Any) -> None:
 def read_with(mutation: str | None) -> None:
     """Have weights read by the right map, or by one with a mistake in it."""
 
-    def wrong(architecture: Architecture) -> WeightMap:
-        weights = RIGHT(architecture)
+    def wrong(architecture: Architecture, fused_experts: bool = False) -> WeightMap:
+        weights = RIGHT(architecture, fused_experts)
         assert weights is not None
         assert mutation is not None
         return MUTATIONS[mutation](weights)
