@@ -50,14 +50,12 @@ def test_every_row_is_used_exactly_once(name):
         end = run.first + run.count * run.step
         rows.update((run.tensor, run.expert, row) for row in range(run.first, end, run.step))
     assert set(rows.values()) == {1}
-    in_stacks = {tensor for tensor, expert, _ in rows if expert is not None}
-    transposed = {
-        run.tensor for weight in weights.values() for run in weight.runs if run.transposed
-    }
+    stacked = {tensor for tensor, expert, _ in rows if expert is not None}
+    turned = {run.tensor for one in weights.values() for run in one.runs if run.transposed}
     there = 0
-    for tensor, (first, *more) in published_shapes(weights).items():
-        sizes = more if tensor in in_stacks else (first, *more)
-        there += sizes[-1 if tensor in transposed else 0] * (first if tensor in in_stacks else 1)
+    for tensor, shape in published_shapes(weights).items():
+        experts, matrix = (shape[0], shape[1:]) if tensor in stacked else (1, shape)
+        there += experts * matrix[-1 if tensor in turned else 0]
     assert len(rows) == there
 
 

@@ -56,6 +56,11 @@ PHIMOE = {
     "input_jitter_noise": 0.1,
 }
 
+AGAIN = {
+    "train": {"recompute": "selective", "recompute_modules": ["core_attn", "layernorm", "moe"]}
+}
+ALL_AGAIN = {"train": {"recompute": "full"}}
+
 CASES = {
     "qwen3_moe": Case(model_type="qwen3_moe", config=EXPERTS | {"norm_topk_prob": True}),
     "qwen3_moe-plain": Case(model_type="qwen3_moe", config=EXPERTS | {"norm_topk_prob": False}),
@@ -131,5 +136,11 @@ CASES = {
         config=PHIMOE | {"sliding_window": 9, "head_dim": None, "num_hidden_layers": 3},
         run=EACH,
         evaluated=True,
+    ),
+    "minimax_m2-again": Case(model_type="minimax_m2", config=MINIMAX, run=AGAIN),
+    "gpt_oss-again": Case(model_type="gpt_oss", config=GPT_OSS, run=AGAIN),
+    "gpt_oss-all-again": Case(model_type="gpt_oss", config=GPT_OSS, run=ALL_AGAIN),
+    "glm4_moe-all-again": Case(
+        model_type="glm4_moe", config=GLM4_MOE | {"use_qk_norm": True}, run=ALL_AGAIN
     ),
 }

@@ -44,6 +44,20 @@ def swap_norms(weights: WeightMap) -> WeightMap:
     return weights | {one: weights[other], other: weights[one]}
 
 
+def take_stacked_columns_for_halves(weights: WeightMap) -> WeightMap:
+    """Of experts in one tensor, gate's columns come before up's instead of between them."""
+    name = EXPERTS + "1.linear_fc1.weight"
+    gate, up = weights[name].runs
+    halves = (replace(gate, step=1), replace(up, first=gate.count, step=1))
+    return weights | {name: replace(weights[name], runs=halves)}
+
+
+def swap_shared_gate_and_up(weights: WeightMap) -> WeightMap:
+    """Up rows of the shared experts come before gate rows."""
+    name = "decoder.layers.1.mlp.shared_experts.linear_fc1.weight"
+    return weights | {name: replace(weights[name], runs=weights[name].runs[::-1])}
+
+
 MUTATIONS = {
     function.__name__: function
     for function in (
@@ -52,5 +66,7 @@ MUTATIONS = {
         transpose_a_square,
         swap_gate_and_up,
         swap_norms,
+        take_stacked_columns_for_halves,
+        swap_shared_gate_and_up,
     )
 }

@@ -5,19 +5,26 @@ from __future__ import annotations
 import pytest
 
 from tests.parity.case import Case
-from tests.parity.moe_cases import EXPERTS
+from tests.parity.moe_cases import EXPERTS, GLM4_MOE, GPT_OSS
 from tests.parity.mutations import MUTATIONS
 
 SQUARE = {"head_dim": 16}  # times four heads is hidden_size
-
-CASES = {
-    name: Case(
-        model_type="qwen3_moe" if "expert" in name else "qwen3",
-        config=(EXPERTS if "expert" in name else {}) | (SQUARE if "square" in name else {}),
-        run={"mutation": name},
-    )
-    for name in MUTATIONS
+KINDS = {
+    "expert": ("qwen3_moe", EXPERTS),
+    "square": ("qwen3", SQUARE),
+    "stacked": ("gpt_oss", GPT_OSS),
+    "shared": ("glm4_moe", GLM4_MOE),
 }
+"""The model that a mistake is made with, by a word of its name; Qwen3 for others."""
+
+
+def case(mutation: str) -> Case:
+    word = next((word for word in KINDS if word in mutation), None)
+    model_type, config = ("qwen3", {}) if word is None else KINDS[word]
+    return Case(model_type=model_type, config=config, run={"mutation": mutation})
+
+
+CASES = {name: case(name) for name in MUTATIONS}
 
 
 @pytest.mark.distributed

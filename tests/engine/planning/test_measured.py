@@ -48,6 +48,32 @@ SHAPES: dict[str, dict[str, Any]] = {
     "wide-capped": BASE | {"vocab_size": 20_000, "num_layers": 1, "logit_softcap": 30.0},
     "wide": BASE | {"vocab_size": 20_000, "num_layers": 1},
     "moe": BASE | {"model_type": "qwen3_moe", "qk_norm": "head", "moe": MOE},
+    "shared": BASE
+    | {
+        "model_type": "qwen2_moe",
+        "moe": MOE | {"shared_expert_intermediate_size": 288, "shared_expert_gate": True},
+    },
+    "whole-norm": BASE | {"model_type": "minimax_m2", "qk_norm": "full"},
+    "sinks": BASE
+    | {
+        "model_type": "gpt_oss",
+        "qkv_bias": True,
+        "attention_out_bias": True,
+        "mlp_bias": True,
+        "attention_sinks": True,
+        "sliding_window": 64,
+        "sliding_layers": (0, 2),
+        "swiglu_limit": 7.0,
+        "swiglu_alpha": 1.702,
+        "moe": MOE | {"router_bias": True, "expert_linear_bias": True},
+    },
+    "drawn": BASE
+    | {
+        "model_type": "phimoe",
+        "norm": "LayerNorm",
+        "lm_head_bias": True,
+        "moe": MOE | {"score_function": "sparsemixer", "input_jitter": 0.01},
+    },
     "latent": LATENT | {"model_type": "minicpm3", "mla": {**LATENTS, "q_lora_rank": None}},
     "deepseek": LATENT
     | {

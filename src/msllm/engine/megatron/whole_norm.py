@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
-from megatron.core.tensor_parallel.mappings import (
-    copy_to_tensor_model_parallel_region,
-    reduce_from_tensor_model_parallel_region,
-)
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from msllm.engine.megatron.model_config import ModelConfig
 from msllm.engine.megatron.modules import sharded_by_heads
@@ -39,16 +37,42 @@ class WholeNorm(torch.nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize this rank's heads `[s, b, n, d]`."""
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        squares = wide.square().sum(dim=(-2, -1), keepdim=True)
-        # summed over the ranks on the way there and, as each rank uses it, on the way back
-        squares = reduce_from_tensor_model_parallel_region(squares)
-        squares = copy_to_tensor_model_parallel_region(squares)
-        scale = (squares / self.width + self.eps).rsqrt()
-        return (wide * scale * self.weight.view(x.shape[-2:])).to(x.dtype)
+        normed: Tensor = _WholeRMSNorm.apply(x, self.weight, self.eps, self.width)
+        return normed
 
     def sharded_state_dict(
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
         """Tell Megatron's checkpoints how the weight is cut."""
         return sharded_by_heads(self, ("weight",), prefix, sharded_offsets, metadata)
+
+
+class _WholeRMSNorm(torch.autograd.Function):
+    """Keeps its input and one number a token, as `engine.ops.norm` does."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, width: int) -> Tensor:
+        wide = x.to(torch.promote_types(x.dtype, torch.float32))
+        rstd = (_summed(wide.square()) / width + eps).rsqrt()
+        ctx.save_for_backward(x, weight, rstd)
+        ctx.width = width
+        return (wide * rstd * weight.view(x.shape[-2:])).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        """With r = rstd: dweight = sum(g x r), dx = r (g w) - x r^3 sum(g w x) / width."""
+        x, weight, rstd = ctx.saved_tensors
+        wide = x.to(rstd.dtype)
+        dweight = (grad * wide * rstd).sum(dim=(0, 1)).flatten()
+        scaled = grad * weight.view(x.shape[-2:]).to(rstd.dtype)
+        mean = _summed(scaled * wide) / ctx.width
+        dx = scaled * rstd - wide * rstd.pow(3) * mean
+        return dx.to(x.dtype), dweight.to(weight.dtype), None, None
+
+
+def _summed(x: Tensor) -> Tensor:
+    """Sum over the heads of all tensor parallel ranks: `[s, b, n, d]` -> `[s, b, 1, 1]`."""
+    own = x.sum(dim=(-2, -1), keepdim=True)
+    torch.distributed.all_reduce(own, group=parallel_state.get_tensor_model_parallel_group())
+    return own

@@ -128,19 +128,24 @@ def _share(architecture: Architecture, item: str, count: int, tp: int) -> int:
             whole += architecture.hidden_size
     if item == counts.DENSE_MLP and architecture.mlp_bias:
         whole += architecture.hidden_size  # that of the down projection
+    moe = architecture.moe
+    if item == counts.SHARED and moe is not None and moe.shared_expert_gate:
+        whole += architecture.hidden_size
     return (count - whole) // tp + whole
 
 
 def _ends(architecture: Architecture, layout: Layout, stage: int) -> int:
     """Parameters of the embedding (first stage), of the head and the last norm (last stage)."""
     items = counts.model_parameters(architecture)
-    table = -(-architecture.vocab_size // layout.tp) * architecture.hidden_size
+    rows = -(-architecture.vocab_size // layout.tp)
+    table = rows * architecture.hidden_size
     first, last = stage == 0, stage == layout.pp - 1
     count = table if first else 0
     if last:
         count += items.get(counts.NORMS, 0) + (items.get(counts.HYPER, 0))
         tied_here = architecture.tie_word_embeddings and first
         count += 0 if tied_here else table
+        count += rows if architecture.lm_head_bias else 0
     return count
 
 
@@ -318,7 +323,9 @@ def _keys_held(length: int, window: int | None) -> int:
 
 
 def _mlp_elements(architecture: Architecture, width: int) -> int:
-    return (4 if architecture.gated_mlp else 2) * width
+    """Gate, up, silu(gate), the product; gpt-oss has a clamped gate, its sigmoid and up + 1."""
+    more = 3 if architecture.swiglu_alpha is not None else 0
+    return (4 + more if architecture.gated_mlp else 2) * width
 
 
 def _experts(architecture: Architecture, layout: Layout, activation_again: bool) -> int:
@@ -332,8 +339,10 @@ def _experts(architecture: Architecture, layout: Layout, activation_again: bool)
     tokens = layout.tp if layout.sequence_parallel else 1
     routed = moe.num_experts_per_tok * (2 * hidden + inner) // tokens
     shared = _mlp_elements(architecture, moe.shared_expert_intermediate_size) // layout.tp
-    scores = 2 * moe.num_experts
-    return routed + shared + scores // tokens
+    drawn = moe.score_function == "sparsemixer"  # twice, with what is left, near and its shares
+    scores = (12 if drawn else 2) * moe.num_experts
+    noise = 2 * hidden if moe.input_jitter else 0  # and the noisy input
+    return routed + shared + (scores + noise) // tokens
 
 
 def _logits(architecture: Architecture, layout: Layout, run: RunConfig) -> int:

@@ -57,16 +57,16 @@ def places(names: Mapping[str, object], architecture: Architecture) -> dict[str,
 
 
 def _place(name: str, architecture: Architecture, stacked: bool) -> Place:
-    found = re.fullmatch(r"decoder\.layers\.(\d+)\.(.+)", name)
+    found = re.fullmatch(r"(decoder\.layers|mtp\.layers)\.(\d+)\.(transformer_layer\.)?(.+)", name)
     if found is None:
-        return _expert(name, architecture)
-    layer, rest = int(found[1]), found[2]
+        return Place(name)
+    block, layer, inside, rest = found[1], int(found[2]), found[3] or "", found[4]
     for ours, theirs in fused_norms(architecture).items():
         if rest.startswith(ours):
             rest = theirs + rest.removeprefix(ours)
-    if stacked:
-        return Place(f"decoder.layers.{rest}", (layer,), (architecture.num_layers,))
-    return _expert(f"decoder.layers.{layer}.{rest}", architecture)
+    if stacked and block == "decoder.layers":
+        return Place(f"{block}.{rest}", (layer,), (architecture.num_layers,))
+    return _expert(f"{block}.{layer}.{inside}{rest}", architecture)
 
 
 def _expert(key: str, architecture: Architecture) -> Place:
