@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -173,6 +175,25 @@ def test_key_value_heads_count_too():
 def test_mlp_width():
     (problem,) = Layout(tp=8).problems(shape(intermediate_size=100))
     assert "MLP's width 100" in problem.problem
+
+
+def test_one_norm_over_all_keys_wants_a_key_head_a_rank():
+    (problem,) = Layout(tp=8).problems(shape(qk_norm="full"))
+    assert "the 4 key-value heads, over which there is one norm" in problem.problem
+    assert problem.hint == "use 1, 2 or 4"
+    assert Layout(tp=8).problems(shape(qk_norm="head")) == []
+    assert Layout(tp=4).problems(shape(qk_norm="full")) == []
+
+
+def test_shared_experts_width():
+    moe = replace(MOE, shared_expert_intermediate_size=90)
+    (problem,) = Layout(tp=4, sequence_parallel=True).problems(shape(moe=moe))
+    assert "the shared experts' width 90" in problem.problem
+
+
+def test_experts_with_biases_are_whole():
+    (problem,) = Layout(etp=2, dp=2).problems(shape(moe=replace(MOE, expert_linear_bias=True)))
+    assert problem.hint == "leave --etp at 1"
 
 
 MOE = MoE(num_experts=6, num_experts_per_tok=2, intermediate_size=48)

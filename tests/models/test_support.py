@@ -68,8 +68,9 @@ def test_every_choice_of_a_router_is_a_feature():
     plain = MoE(num_experts=8, num_experts_per_tok=2, intermediate_size=64)
     arch = replace(catalog().get("llama2-7b").architecture, moe=plain)
     sizes = {"num_experts", "num_experts_per_tok", "intermediate_size", "aux_loss_coef"}
-    # softmax after the choice is renormalized softmax; groups go by three figures
-    same = {"softmax_after_topk", "topk_groups", "group_best"}
+    # softmax after the choice is renormalized softmax; groups go by three figures, and SparseMixer
+    # by its jitter
+    same = {"softmax_after_topk", "topk_groups", "group_best", "router_jitter"}
     for field in fields(MoE):
         if field.name not in sizes | same:
             value = 4 if field.name == "num_groups" else _other(getattr(plain, field.name))

@@ -47,10 +47,18 @@ def test_every_row_is_used_exactly_once(name):
     weights = mapped(small(name))
     rows = Counter()
     for run in [r for one in weights.values() for w in (one, *one.duplicates()) for r in w.runs]:
-        rows.update((run.tensor, row) for row in range(run.first, run.first + run.count))
+        end = run.first + run.count * run.step
+        rows.update((run.tensor, run.expert, row) for row in range(run.first, end, run.step))
     assert set(rows.values()) == {1}
-    shapes = published_shapes(weights)
-    assert len(rows) == sum(shape[0] for shape in shapes.values())
+    in_stacks = {tensor for tensor, expert, _ in rows if expert is not None}
+    transposed = {
+        run.tensor for weight in weights.values() for run in weight.runs if run.transposed
+    }
+    there = 0
+    for tensor, (first, *more) in published_shapes(weights).items():
+        sizes = more if tensor in in_stacks else (first, *more)
+        there += sizes[-1 if tensor in transposed else 0] * (first if tensor in in_stacks else 1)
+    assert len(rows) == there
 
 
 @pytest.mark.parametrize("name", MAPPED)

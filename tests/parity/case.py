@@ -42,6 +42,7 @@ class Case:
         nulls: Settings that are there and null, where that is not the config class's default.
         run: Settings of the run, by section: {"moe": {"grouped_gemm": False}}; and
             "mutation", a mistake of `tests/parity/mutations.py` to make.
+        evaluated: Compare the models as evaluation runs them, without what training draws.
         reference: Makes the module from the whole config, where transformers has no class;
             called with tokens `[b, s]` it returns logits `[b, s, v]`. Its `further_loss`, if
             it has one, maps labels to what is trained beside the loss and what is told of it.
@@ -51,6 +52,7 @@ class Case:
     config: dict[str, Any] = field(default_factory=dict)
     nulls: tuple[str, ...] = ()
     run: dict[str, Any] = field(default_factory=dict)
+    evaluated: bool = False
     reference: Callable[[dict[str, Any]], torch.nn.Module] | None = None
 
     @property
@@ -66,7 +68,7 @@ class Case:
     def write(self, folder: Path) -> None:
         """Save the model as its publisher would, its gradients alike, and what it computes."""
         torch.manual_seed(0)
-        model = self._model()
+        model = self._model().train(not self.evaluated)
         _spread(model)
         tokens = torch.randint(
             0, VOCABULARY, (SEQUENCES, LENGTH + 1), generator=torch.Generator().manual_seed(1)
@@ -83,7 +85,7 @@ class Case:
             trained, truth["mtp"] = loss + further, mean.detach()
         trained.backward()
         torch.save({**truth, "loss": loss.detach()}, folder / "truth.pt")
-        (folder / "run.json").write_text(json.dumps(self.run))
+        (folder / "run.json").write_text(json.dumps(self.run | {"evaluated": self.evaluated}))
         with torch.no_grad():
             for parameter in model.parameters():
                 gradient = parameter.grad
@@ -102,7 +104,7 @@ class Case:
         config = AutoConfig.for_model(
             self.model_type, **self._settings(), attn_implementation="eager"
         )
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).train()
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
     def _save(self, model: torch.nn.Module, folder: Path) -> None:
         if self.reference is None:

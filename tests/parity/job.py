@@ -23,6 +23,7 @@ from msllm.engine.weights import matching
 from msllm.models.architecture import Architecture
 from msllm.models.resolve import resolve_model
 from msllm.models.weight_map import WeightMap
+from tests.engine.megatron.groups import leave
 from tests.parity.mutations import MUTATIONS
 
 RIGHT = matching.mapped
@@ -44,15 +45,22 @@ def build(folder: Path, sizes: dict[str, Any], dtype: str = "fp32") -> MegatronB
     architecture = resolve_model(str(folder)).architecture
     backend = MegatronBackend(architecture, layout, run, select_device("cpu"))
     read_with(settings.get("mutation"))
-    backend.load_published(folder)
+    if settings["evaluated"]:
+        for chunk in backend.chunks:
+            chunk.register_forward_pre_hook(evaluated)
+    backend.load_start(folder)
     return backend
+
+
+def evaluated(chunk: torch.nn.Module, _: Any) -> None:
+    chunk.eval()
 
 
 def read_with(mutation: str | None) -> None:
     """Have weights read by the right map, or by one with a mistake in it."""
 
-    def wrong(architecture: Architecture) -> WeightMap:
-        weights = RIGHT(architecture)
+    def wrong(architecture: Architecture, fused_experts: bool = False) -> WeightMap:
+        weights = RIGHT(architecture, fused_experts)
         assert weights is not None
         assert mutation is not None
         return MUTATIONS[mutation](weights)
@@ -109,12 +117,6 @@ def compute(folder: Path, sizes: dict[str, Any]) -> dict[str, Any]:
 def gradient_of(parameter: torch.Tensor) -> torch.Tensor:
     found = getattr(parameter, "main_grad", None)
     return torch.zeros_like(parameter) if found is None else found
-
-
-def leave() -> None:
-    from megatron.core import parallel_state
-
-    parallel_state.destroy_model_parallel()
 
 
 def main() -> None:

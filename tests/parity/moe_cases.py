@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.parity.case import Case
+from tests.parity.references.further_tokens import FurtherTokens
 
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 40}
 MIXTRAL = {"num_local_experts": 4, "num_experts_per_tok": 2}
@@ -20,6 +21,40 @@ GLM4_MOE = {
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
 MINIMAX = {"num_local_experts": 6, "num_experts_per_tok": 3, "rotary_dim": 16}
+
+GPT_OSS = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "sliding_window": 9,
+    "swiglu_limit": 1.0,
+}
+"""The limit is one that these small numbers reach."""
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1.5e5,
+    "factor": 4.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 32,
+}
+
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + 0.1 * i for i in range(12)],
+    "long_factor": [2.0 + i for i in range(12)],
+    "short_mscale": 1.2,
+    "long_mscale": 1.3,
+    "original_max_position_embeddings": 100,
+}
+"""No sequence is longer: for those that are, transformers 5 uses the short factors all the same."""
+PHIMOE = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "router_jitter_noise": 0.3,
+    "input_jitter_noise": 0.1,
+}
 
 CASES = {
     "qwen3_moe": Case(model_type="qwen3_moe", config=EXPERTS | {"norm_topk_prob": True}),
@@ -63,10 +98,38 @@ CASES = {
         | {"num_experts_per_tok": 2, "norm_topk_prob": False, "first_k_dense_replace": 2},
         run=EACH,
     ),
+    "glm4_moe-further": Case(
+        model_type="glm4_moe",
+        config=GLM4_MOE | {"num_nextn_predict_layers": 1, "attention_bias": True},
+        reference=FurtherTokens,
+    ),
     "minimax_m2": Case(model_type="minimax_m2", config=MINIMAX),
     "minimax_m2-square": Case(
         model_type="minimax_m2",
         config=MINIMAX | {"intermediate_size": 64, "tie_word_embeddings": True, "head_dim": 16},
         run=EACH,
+    ),
+    "gpt_oss": Case(model_type="gpt_oss", config=GPT_OSS | {"rope_parameters": YARN}),
+    "gpt_oss-square": Case(
+        model_type="gpt_oss",
+        config=GPT_OSS
+        | {
+            "intermediate_size": 64,
+            "num_hidden_layers": 3,
+            "attention_bias": False,
+            "tie_word_embeddings": True,
+            "swiglu_limit": 7.0,
+        },
+    ),
+    "phimoe": Case(
+        model_type="phimoe",
+        config=PHIMOE | {"rope_parameters": LONG, "attention_bias": True, "lm_head_bias": True},
+        evaluated=True,
+    ),
+    "phimoe-no-biases": Case(
+        model_type="phimoe",
+        config=PHIMOE | {"sliding_window": 9, "head_dim": None, "num_hidden_layers": 3},
+        run=EACH,
+        evaluated=True,
     ),
 }

@@ -1,18 +1,14 @@
-"""`msllm convert`: weights between Hugging Face and Megatron-core, with progress and a summary."""
+"""`msllm convert`: weights between formats, and what is in them."""
 
 from __future__ import annotations
 
-import sys
-import time
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from msllm.engine.weights.conversion import Conversion
-    from msllm.engine.weights.partial import Progress
+from msllm.cli import cast_weights, inspect_weights, mindspeed, verify_weights
+from msllm.cli.conversion import DtypeOption, Lines, StrictOption, summarize, torch_dtype
 
 app = typer.Typer(
     no_args_is_help=True, help="Convert weights between Hugging Face and Megatron-core."
@@ -28,23 +24,8 @@ TO_HF = """Examples:
 
   msllm convert mcore-to-hf --checkpoint qwen3-8b-mcore --out Qwen3-8B-new
 
-  msllm convert mcore-to-hf --checkpoint RUN/checkpoints/step-00000100 --model Qwen3-8B --out out
+  msllm convert mcore-to-hf --checkpoint RUN --out out
 """
-SECONDS_A_LINE = 10.0
-
-
-class Dtype(StrEnum):
-    """Type of the numbers written."""
-
-    BF16 = "bf16"
-    FP16 = "fp16"
-    FP32 = "fp32"
-
-
-DtypeOption = Annotated[Dtype | None, typer.Option(help="type of the weights [as they are]")]
-StrictOption = Annotated[
-    bool, typer.Option("--strict", help="refuse values that are no finite numbers")
-]
 
 
 @app.command("hf-to-mcore", epilog=TO_MCORE)
@@ -57,17 +38,21 @@ def hf_to_mcore(
     """Turn Hugging Face weights into a Megatron-core checkpoint."""
     from msllm.engine.weights.to_mcore import hf_to_mcore as convert
 
-    done = convert(model, out, dtype=_torch(dtype), strict=strict, progress=_Lines())
-    _summarize(done, out)
+    done = convert(model, out, dtype=torch_dtype(dtype), strict=strict, progress=Lines())
+    summarize(done, out)
 
 
 @app.command("mcore-to-hf", epilog=TO_HF)
 def mcore_to_hf(
-    checkpoint: Annotated[Path, typer.Option(metavar="DIR", help="the checkpoint's folder")],
+    checkpoint: Annotated[
+        Path, typer.Option(metavar="DIR", help="a checkpoint, or a run: its newest")
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="folder of Hugging Face weights")],
     model: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="config and tokenizer [those the checkpoint keeps]"),
+        str | None,
+        typer.Option(
+            metavar="NAME_OR_DIR", help="config and tokenizer [those the checkpoint keeps]"
+        ),
     ] = None,
     dtype: DtypeOption = None,
     strict: StrictOption = False,
@@ -76,42 +61,13 @@ def mcore_to_hf(
     from msllm.engine.weights.to_hf import mcore_to_hf as convert
 
     done = convert(
-        checkpoint, out, model=model, dtype=_torch(dtype), strict=strict, progress=_Lines()
+        checkpoint, out, model=model, dtype=torch_dtype(dtype), strict=strict, progress=Lines()
     )
-    _summarize(done, out)
+    summarize(done, out)
 
 
-def _torch(dtype: Dtype | None) -> Any:
-    import torch
-
-    names = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-    return None if dtype is None else names[dtype.value]
-
-
-class _Lines:
-    """One line every SECONDS_A_LINE at most, on stderr."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def __call__(self, state: Progress) -> None:
-        now = time.monotonic()
-        if now - self._last < SECONDS_A_LINE:
-            return
-        self._last = now
-        left = (state.total - state.done) / max(state.bytes_per_second, 1.0)
-        speed = state.bytes_per_second / 1e6
-        print(
-            f"converting  {state.done / max(state.total, 1):4.0%}  {speed:,.0f} MB/s  "
-            f"{left:,.0f} s left",
-            file=sys.stderr,
-            flush=True,
-        )
-
-
-def _summarize(done: Conversion, out: Path) -> None:
-    for name in done.not_finite:
-        print(f"warning: not all values of {name} are finite numbers", file=sys.stderr)
-    print(f"tensors  {done.tensors:,}")
-    print(f"bytes    {done.bytes:,} ({done.bytes / max(done.seconds, 1e-9) / 1e6:,.0f} MB/s)")
-    print(f"wrote    {out}")
+app.command("mcore-to-mindspeed", epilog=mindspeed.TO_MINDSPEED)(mindspeed.mcore_to_mindspeed)
+app.command("mindspeed-to-mcore", epilog=mindspeed.TO_MCORE)(mindspeed.mindspeed_to_mcore)
+app.command("cast", epilog=cast_weights.EPILOG)(cast_weights.cast)
+app.command("inspect", epilog=inspect_weights.EPILOG)(inspect_weights.inspect)
+app.command("verify", epilog=verify_weights.EPILOG)(verify_weights.verify)

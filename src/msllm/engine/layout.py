@@ -247,6 +247,14 @@ def _experts(layout: Layout, architecture: Architecture) -> list[Problem]:
                 f"use a divisor of {moe.intermediate_size}",
             )
         )
+    if moe.expert_linear_bias and layout.etp > 1:
+        found.append(
+            Problem(
+                "experts with biases can't be cut by tensor parallelism",
+                f"--etp {layout.etp}",
+                "leave --etp at 1",
+            )
+        )
     if layout.tp > 1 and not layout.sequence_parallel:
         found.append(
             Problem(

@@ -58,6 +58,8 @@ class MoE:
     """Leading layers whose experts are looked up by token id instead of scored."""
     input_jitter: float = 0.0
     """Training noise on the router's and experts' input, 1 +- this factor."""
+    router_jitter: float = 0.0
+    """SparseMixer's: experts whose logits are this near to the best one are drawn among."""
     aux_loss_coef: float = 0.0
 
 
@@ -181,6 +183,9 @@ class Architecture:
     residual_scale: float | None = None
     logit_scale: float | None = None
     swiglu_limit: float | None = None
+    """Clamps gates from above, and up projections on both sides."""
+    swiglu_alpha: float | None = None
+    """Where given, a gated MLP computes gate * sigmoid(alpha * gate) * (up + 1)."""
     initializer_range: float = 0.02
     num_nextn_predict_layers: int = 0
     layer_types: tuple[str, ...] | None = None

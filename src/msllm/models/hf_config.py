@@ -80,7 +80,9 @@ def family_of(config: Config) -> Family:
     if family is None:
         near = ", ".join(closest(name, list(families())))
         raise InputError(
-            f"unknown model type {name!r}", "config.json: model_type", f"closest are {near}"
+            f"unknown model type {name!r}",
+            "config.json: model_type",
+            f"closest are {near}; with transformers' own code --backend fsdp2 may train it",
         )
     return family
 

@@ -89,6 +89,7 @@ def features(arch: Architecture) -> frozenset[str]:
         "residual scale": arch.residual_scale is not None,
         "logit scale": arch.logit_scale is not None,
         "swiglu limit": arch.swiglu_limit is not None,
+        "swiglu alpha": arch.swiglu_alpha is not None,
         "multi-token prediction": arch.num_nextn_predict_layers > 0,
         "layers of several kinds": arch.layer_types is not None,
         "attention output gate": arch.attention_output_gate or arch.attention_head_gate,

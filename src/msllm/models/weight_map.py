@@ -24,6 +24,17 @@ class Gated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stacked:
+    """The tensors of all experts of a layer, `[e, in, out]`; gate and up columns alternate.
+
+    Biases, `[e, out]`, have `_bias` behind the name.
+    """
+
+    gate_up: str
+    down: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Latent:
     """The tensors of latent attention: down to the latents, their norms, up to the heads."""
 
@@ -72,6 +83,7 @@ class TensorNames:
     qkv_grouped: bool = False
     """That tensor has each group's queries, key and value together, as Megatron's has."""
     out: str = "self_attn.o_proj"
+    sinks: str = "self_attn.sinks"
     query_norm: str = "self_attn.q_norm"
     key_norm: str = "self_attn.k_norm"
     latent: Latent = Latent()
@@ -83,6 +95,8 @@ class TensorNames:
         up="mlp.experts.{expert}.up_proj",
         down="mlp.experts.{expert}.down_proj",
     )
+    stacked: Stacked | None = None
+    """The experts, where a layer's are in one tensor."""
     shared: Gated = Gated(
         gate="mlp.shared_experts.gate_proj",
         up="mlp.shared_experts.up_proj",
@@ -177,9 +191,11 @@ def weight_map(architecture: Architecture, names: TensorNames) -> WeightMap:
 
     theirs = names.further
     found["embedding.word_embeddings.weight"] = shared(names.embedding, theirs.embedding)
-    found["decoder.final_layernorm.weight"] = _copy(f"{names.final_norm}.weight", hidden)
+    found |= _norm(architecture, "decoder.final_layernorm", names.final_norm)
     if not architecture.tie_word_embeddings:
         found["output_layer.weight"] = shared(names.head, theirs.head)
+    if architecture.lm_head_bias:
+        found["output_layer.bias"] = _copy(f"{names.head}.bias", vocab)
     return found
 
 
@@ -219,6 +235,12 @@ def _copy(tensor: str, rows: int, width: int | None = None) -> Weight:
     return Weight((Run(tensor, 0, rows),), width)
 
 
+def _norm(a: Architecture, ours: str, theirs: str) -> dict[str, Weight]:
+    """Weight, and bias where there is one, of a norm over the hidden size."""
+    kinds = ("weight", "bias") if a.norm == "LayerNorm" else ("weight",)
+    return {f"{ours}.{kind}": _copy(f"{theirs}.{kind}", a.hidden_size) for kind in kinds}
+
+
 def _under(prefix: str, weight: Weight) -> Weight:
     return Weight(
         tuple(replace(run, tensor=prefix + run.tensor) for run in weight.runs), weight.width
@@ -226,13 +248,15 @@ def _under(prefix: str, weight: Weight) -> Weight:
 
 
 def _attention(a: Architecture, names: TensorNames) -> Iterator[tuple[str, Weight]]:
-    yield "input_layernorm.weight", _copy(f"{names.input_norm}.weight", a.hidden_size)
+    yield from _norm(a, "input_layernorm", names.input_norm).items()
     yield from _heads(a, names) if a.mla is None else _latents(a, a.mla, names)
     if a.attention_out_bias:
         yield "self_attention.linear_proj.bias", _copy(f"{names.out}.bias", a.hidden_size)
+    if a.attention_sinks:
+        sinks = _copy(names.sinks, a.num_attention_heads)
+        yield "self_attention.core_attention.softmax_offset", sinks
     if a.sandwich_norm:
-        post_norm = _copy(f"{names.attention_post_norm}.weight", a.hidden_size)
-        yield "self_attn_bda.norm.weight", post_norm
+        yield from _norm(a, "self_attn_bda.norm", names.attention_post_norm).items()
 
 
 def _heads(a: Architecture, names: TensorNames) -> Iterator[tuple[str, Weight]]:
@@ -298,9 +322,9 @@ def _grouped_heads(a: Architecture, names: TensorNames, kind: str, width: int | 
 
 
 def _mlp(a: Architecture, names: TensorNames, layer: int) -> Iterator[tuple[str, Weight]]:
-    yield "pre_mlp_layernorm.weight", _copy(f"{names.mlp_norm}.weight", a.hidden_size)
+    yield from _norm(a, "pre_mlp_layernorm", names.mlp_norm).items()
     if a.sandwich_norm:
-        yield "mlp_bda.norm.weight", _copy(f"{names.mlp_post_norm}.weight", a.hidden_size)
+        yield from _norm(a, "mlp_bda.norm", names.mlp_post_norm).items()
     if not a.has_experts(layer):
         yield from _gated("mlp.", names.dense, a.intermediate_size, a.hidden_size, a.mlp_bias)
         return
@@ -308,17 +332,23 @@ def _mlp(a: Architecture, names: TensorNames, layer: int) -> Iterator[tuple[str,
     yield from _router(a.moe, names, a.hidden_size)
     yield from _shared_experts(a.moe, names, a.hidden_size)
     for number in range(a.moe.num_experts):
+        ours = f"mlp.experts.local_experts.{number}."
+        if names.stacked is not None:
+            yield from _stacked(ours, names.stacked, number, a.moe, a.hidden_size)
+            continue
         expert = Gated(
             gate=names.expert.gate.format(expert=number),
             up=names.expert.up.format(expert=number),
             down=names.expert.down.format(expert=number),
         )
-        ours = f"mlp.experts.local_experts.{number}."
-        yield from _gated(ours, expert, a.moe.intermediate_size, a.hidden_size, bias=False)
+        bias = a.moe.expert_linear_bias
+        yield from _gated(ours, expert, a.moe.intermediate_size, a.hidden_size, bias)
 
 
 def _router(moe: MoE, names: TensorNames, hidden: int) -> Iterator[tuple[str, Weight]]:
     yield "mlp.router.weight", _copy(f"{names.router}.weight", moe.num_experts, hidden)
+    if moe.router_bias:
+        yield "mlp.router.bias", _copy(f"{names.router}.bias", moe.num_experts)
     if moe.expert_bias:
         yield "mlp.router.expert_bias", _copy(names.router_correction, moe.num_experts)
 
@@ -344,3 +374,20 @@ def _gated(
         runs = (Run(f"{names.gate}.{kind}", 0, inner), Run(f"{names.up}.{kind}", second, inner))
         yield f"{ours}linear_fc1.{kind}", Weight(runs, widths[0])
         yield f"{ours}linear_fc2.{kind}", _copy(f"{names.down}.{kind}", hidden, widths[1])
+
+
+def _stacked(
+    ours: str, names: Stacked, number: int, moe: MoE, hidden: int
+) -> Iterator[tuple[str, Weight]]:
+    """Take one expert out of the tensors of all."""
+    inner = moe.intermediate_size
+    for kind, suffix in (("weight", ""), ("bias", "_bias")):
+        is_matrix = kind == "weight"
+        if not (is_matrix or moe.expert_linear_bias):
+            return
+        gate, up = (
+            Run(names.gate_up + suffix, first, inner, 2, number, is_matrix) for first in (0, 1)
+        )
+        down = Run(names.down + suffix, 0, hidden, 1, number, is_matrix)
+        yield f"{ours}linear_fc1.{kind}", Weight((gate, up), hidden if is_matrix else None)
+        yield f"{ours}linear_fc2.{kind}", Weight((down,), inner if is_matrix else None)

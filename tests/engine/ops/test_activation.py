@@ -26,6 +26,20 @@ def test_swiglu_equals_the_formula(shape, f, limit):
     torch.testing.assert_close(swiglu(x, limit=limit), expected.float(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("limit", [0.5, 7.0])
+def test_swiglu_with_alpha_is_that_of_gpt_oss(limit):
+    from transformers import GptOssConfig
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
+
+    config = GptOssConfig(
+        hidden_size=8, intermediate_size=9, num_local_experts=1, swiglu_limit=limit
+    )
+    x = 5 * torch.randn(11, 18)
+    alternating = torch.stack(x.chunk(2, dim=-1), dim=-1).flatten(-2)
+    expected = GptOssExperts(config)._apply_gate(alternating)
+    torch.testing.assert_close(swiglu(x, limit=limit, alpha=1.702), expected)
+
+
 @pytest.mark.parametrize("approximate", ["tanh", "none"])
 @pytest.mark.parametrize("limit", [None, 0.5])
 def test_geglu_equals_the_formula(approximate, limit):

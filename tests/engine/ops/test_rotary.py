@@ -91,6 +91,27 @@ def test_scaled_frequencies_equal_transformers(name, theta, seq_length):
     assert factor == pytest.approx(expected_factor, rel=1e-9)
 
 
+@pytest.mark.parametrize(("length", "factor"), [(20, 1.2), (100, 1.3)])
+def test_scales_of_short_and_long_sequences_are_those_of_phimoe(length, factor):
+    from transformers import PhimoeConfig
+    from transformers.models.phimoe.modeling_phimoe import PhimoeRotaryEmbedding
+
+    scaling = SCALINGS["longrope"] | {"short_mscale": 1.2, "long_mscale": 1.3}
+    parameters = {"rope_type": "longrope", "rope_theta": 1e4, **scaling}
+    config = PhimoeConfig(
+        hidden_size=64,
+        num_attention_heads=4,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=128,
+        rope_parameters=parameters,
+    )
+    cos, sin = PhimoeRotaryEmbedding(config)(torch.zeros(1), torch.arange(length)[None])
+    expected = (cos**2 + sin**2).sqrt()
+    torch.testing.assert_close(expected, torch.full_like(expected, factor))
+    rope = Rope(scaling={"type": "longrope", **scaling})
+    assert inverse_frequencies(rope, HEAD_DIM, 128, length)[1] == factor
+
+
 @pytest.mark.parametrize("kind", ["linear", "llama3", "yarn"])
 def test_partial_rotation_equals_transformers(kind):
     config = llama_config(1e4, {"rope_type": kind, **SCALINGS[kind]}, partial_rotary_factor=0.5)

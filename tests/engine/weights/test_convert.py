@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from msllm.cli.app import run
+from msllm.engine.training import checkpoint_folder
 from msllm.engine.weights.to_hf import mcore_to_hf
 from msllm.engine.weights.to_mcore import hf_to_mcore
 from msllm.errors import InputError
@@ -27,6 +28,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 def test_there_and_back_is_bit_for_bit(name, tmp_path):
     CASES[name].write(tmp_path / "hf")
     hf_to_mcore(tmp_path / "hf", tmp_path / "mcore")
+    assert checkpoint_folder.fault_of(tmp_path / "mcore") is None
     mcore_to_hf(tmp_path / "mcore", tmp_path / "back", shard_bytes=100_000)
     before, after = weights(tmp_path / "hf"), weights(tmp_path / "back")
     assert before.keys() == after.keys()

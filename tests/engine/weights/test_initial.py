@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from msllm.config import RunConfig
+from msllm.engine import preflight
 from msllm.engine.weights import matching
 from msllm.models.resolve import resolve_model
 from tests.engine.megatron.conftest import run_ranks
+from tests.engine.weights.published_forms import FP8, config_of, fused, quantised, read, write
 from tests.parity import dense_cases, latent_cases, moe_cases
 
 CASES = {
@@ -41,6 +44,29 @@ def test_the_optimizers_copies_are_those_weights(models, tmp_path, world, sizes)
     script = Path(__file__).with_name("moved_case.py")
     run_ranks(world, script, str(out), json.dumps(sizes), *folders)
     assert json.loads(out.read_text()) == {folder: [] for folder in folders}
+
+
+@pytest.mark.distributed
+def test_other_forms_fill_the_model_alike(models, tmp_path):
+    """Cut by tensor and expert parallelism: 8-bit floats, and pickles with fused experts."""
+    source = model(models, "qwen3_moe")
+    tensors, config = read(source), config_of(source)
+    stored, meant = quantised(tensors)
+    write(tmp_path / "fp8", stored, config | {"quantization_config": FP8})
+    write(tmp_path / "meant", meant, config)
+    (tmp_path / "fused").mkdir()
+    (tmp_path / "fused" / "config.json").write_text(json.dumps(config))
+    together = fused(tensors, ("gate_proj", "up_proj", "down_proj"))
+    torch.save(together, tmp_path / "fused" / "pytorch_model.bin")
+    folders = [tmp_path / "fp8", tmp_path / "meant", tmp_path / "fused", source]
+    for folder in folders[:3]:
+        for name in ("run.json", "truth.pt"):
+            shutil.copyfile(source / name, folder / name)
+    script = Path(__file__).with_name("alike_case.py")
+    out = tmp_path / "different.json"
+    sizes = json.dumps({"tp": 2, "ep": 2})
+    run_ranks(2, script, str(out), sizes, *map(str, folders))
+    assert json.loads(out.read_text()) == {"fp8": [], "fused": []}
 
 
 # --- refusals ---------------------------------------------------------------------------------
@@ -95,6 +121,22 @@ def test_a_head_beside_tied_embeddings_and_rotary_tables_say_nothing_new(copy):
     assert problems(folder, tie_word_embeddings=True) == ""
 
 
+def test_a_head_that_is_not_the_embedding_is_warned_of_before_a_run(models, tmp_path):
+    source = model(models, "llama-rope3-tied")
+    tensors = read(source)
+    head = tensors["model.embed_tokens.weight"].clone()
+    settings = {"model": str(source), "device": "cpu", "dtype": "fp32"}
+
+    def warned(head: torch.Tensor) -> str:
+        folder = write(tmp_path / "hf", tensors | {"lm_head.weight": head}, config_of(source))
+        run = RunConfig(**settings, checkpoint={"init_from": folder}, out=tmp_path / "run")
+        return "\n".join(preflight.warnings(run, resolve_model(str(folder)).architecture))
+
+    assert "lm_head.weight" not in warned(head)
+    head[-1, -1] += 1
+    assert "lm_head.weight is not model.embed_tokens.weight" in warned(head)
+
+
 def test_a_missing_shard(copy):
     folder = copy()
     next(folder.glob("model-00002*")).unlink()
@@ -123,13 +165,11 @@ def test_overlapping_offsets(copy):
     assert "damaged: the bytes of" in problems(folder)
 
 
-def test_no_weights_and_pickled_ones(copy, tmp_path):
+def test_no_weights(copy):
     folder = copy()
     for file in folder.glob("model*"):
         file.unlink()
     assert "there are no weights in the folder" in problems(folder)
-    (folder / "pytorch_model.bin").touch()
-    assert "only safetensors are read" in problems(folder)
 
 
 def test_an_index_that_lies(copy):

@@ -11,6 +11,7 @@ import torch
 
 from msllm.engine.weights.pickled import INDEX, SINGLE, PickledWeights
 from msllm.errors import InputError
+from msllm.models.weight_map import Run
 
 TENSORS = {
     "embed": torch.arange(60, dtype=torch.float32).reshape(12, 5),
@@ -50,15 +51,15 @@ def test_tensors_come_back(tmp_path, modern, sharded):
         "steps": ((), "I64"),
     }
     for name in ("embed", "head", "norm", "turned", "embed"):
-        assert torch.equal(weights.rows(name, 1, 3), TENSORS[name][1:4])
-    assert torch.equal(weights.rows("embed", 2, 4, (1, 2)), TENSORS["embed"][2:6, 1:3])
+        assert torch.equal(weights.rows(Run(name, 1, 3)), TENSORS[name][1:4])
+    assert torch.equal(weights.rows(Run("embed", 2, 4), (1, 2)), TENSORS["embed"][2:6, 1:3])
 
 
 def test_rows_are_copies(tmp_path):
     save(TENSORS, tmp_path / SINGLE)
     weights = PickledWeights(tmp_path)
-    weights.rows("embed", 0, 2).zero_()
-    assert torch.equal(weights.rows("embed", 0, 2), TENSORS["embed"][:2])
+    weights.rows(Run("embed", 0, 2)).zero_()
+    assert torch.equal(weights.rows(Run("embed", 0, 2)), TENSORS["embed"][:2])
 
 
 def read_bytes() -> int:
@@ -71,7 +72,7 @@ def test_files_are_mapped_not_read(tmp_path):
     save({"large": torch.zeros(16_000_000)}, tmp_path / SINGLE)
     before = read_bytes()
     weights = PickledWeights(tmp_path)
-    assert weights.rows("large", 15_999_990, 10).shape == (10,)
+    assert weights.rows(Run("large", 15_999_990, 10)).shape == (10,)
     assert read_bytes() - before < 4_000_000
 
 

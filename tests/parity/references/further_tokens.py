@@ -1,6 +1,6 @@
-"""DeepSeek-V3 with its multi-token prediction, which transformers has and does not train.
+"""Models with multi-token prediction (DeepSeek-V3, GLM-4.5), which transformers does not train.
 
-Its layers are transformers' own; how they are trained is written out from arXiv:2412.19437,
+Their layers are transformers' own; how they are trained is written out from arXiv:2412.19437,
 section 2.2.
 """
 

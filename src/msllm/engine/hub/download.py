@@ -302,7 +302,7 @@ def _check(repository: Repository, part: Path, wanted: Sequence[RemoteFile]) -> 
             problem = f"the repository is not whole: {error.problems[0].problem}"
             raise RunError(problem, repository.name, "ask its publisher") from error
     if any(file.name.endswith(selection.PICKLE) for file in wanted):
-        notes.append("its weights are pickles (.bin); msllm --init-from reads safetensors only")
+        notes.append("its weights are pickles (.bin), which can carry code: msllm runs none of it")
     if selection.own_code(part):
         notes.append(
             "its config asks for Python code of the repository (auto_map), which was not fetched: "

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from msllm.engine.megatron.model import LanguageModel
-from msllm.engine.megatron.slices import Slice, parts
+from msllm.engine.megatron.slices import parts
+from msllm.engine.weights.slice import Slice
 
 BLOCK = 64
 """Rows (or columns, where those are cut) drawn from one random stream."""

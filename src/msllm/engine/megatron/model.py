@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from torch import Tensor
 
 from msllm.engine.layout import Layout
@@ -58,8 +59,19 @@ class LanguageModel(GPTModel):
             if architecture.position_embedding == "rope"
             else None
         )
+        if self.post_process and architecture.lm_head_bias:
+            self._give_head_a_bias()
         if self.post_process and (architecture.logit_scale or architecture.logit_softcap):
             self.output_layer.register_forward_hook(_shaped_logits)
+
+    def _give_head_a_bias(self) -> None:
+        """A bias for each row of the output layer, for which Megatron's model has no switch."""
+        config, rows = self.config, self.output_layer.output_size_per_partition
+        data = torch.zeros(rows, dtype=config.params_dtype, device=config.torch_device)
+        self.output_layer.bias = torch.nn.Parameter(data)
+        set_tensor_model_parallel_attributes(
+            self.output_layer.bias, is_parallel=True, dim=0, stride=1
+        )
 
     def _preprocess(
         self, input_ids: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any

@@ -83,6 +83,7 @@ def _shape(architecture: Architecture) -> dict[str, Any]:
         "qk_layernorm": architecture.qk_norm == "head",
         "add_qkv_bias": architecture.qkv_bias,
         "add_bias_linear": architecture.mlp_bias,
+        "softmax_type": "learnable" if architecture.attention_sinks else "vanilla",
         "softmax_scale": architecture.attention_scale,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
@@ -164,6 +165,7 @@ def _experts(architecture: Architecture, layout: Layout, run: RunConfig) -> dict
     group = layout.tp * layout.cp
     # Muon orthogonalizes matrices, and a grouped weight is those of all experts side by side.
     grouped = run.moe.grouped_gemm and run.train.optimizer != "muon"
+    grouped = grouped and not moe.expert_linear_bias  # Megatron's grouped experts have no biases
     pattern = [int(architecture.has_experts(i)) for i in range(architecture.num_layers)]
     return {
         "num_moe_experts": moe.num_experts,
@@ -172,7 +174,10 @@ def _experts(architecture: Architecture, layout: Layout, run: RunConfig) -> dict
         "moe_shared_expert_intermediate_size": moe.shared_expert_intermediate_size or None,
         "moe_shared_expert_gate": moe.shared_expert_gate,
         "moe_layer_freq": pattern,
-        "moe_router_score_function": moe.score_function,
+        # what balances them, where experts are drawn: see `routing`
+        "moe_router_score_function": (
+            "softmax" if moe.score_function == "sparsemixer" else moe.score_function
+        ),
         # Softmax over the chosen logits equals softmax over all, renormalized: one flag for both.
         "moe_router_pre_softmax": not (moe.norm_topk_prob or moe.softmax_after_topk),
         "moe_router_num_groups": moe.num_groups,

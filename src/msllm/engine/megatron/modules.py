@@ -9,8 +9,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.moe.experts import GroupedMLP
+from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
 from msllm.engine.megatron.model_config import ModelConfig
@@ -65,6 +68,18 @@ class CoreAttention(MegatronModule):
         sliding = architecture.sliding_layers
         windowed = sliding is None or (layer_number - 1) in sliding
         self.window = architecture.sliding_window if windowed else None
+        self.softmax_offset: torch.nn.Parameter | None = None
+        if architecture.attention_sinks:
+            self.softmax_offset = self._sinks(config)
+
+    @staticmethod
+    def _sinks(config: ModelConfig) -> torch.nn.Parameter:
+        """A logit for each of this rank's heads; called, and cut, as Megatron does."""
+        held = config.num_attention_heads // config.tensor_model_parallel_size
+        data = torch.zeros(held, dtype=config.params_dtype, device=config.torch_device)
+        sinks = torch.nn.Parameter(data)
+        set_tensor_model_parallel_attributes(sinks, is_parallel=True, dim=0, stride=1)
+        return sinks
 
     def forward(
         self,
@@ -86,9 +101,34 @@ class CoreAttention(MegatronModule):
             scale=self.scale,
             window=self.window,
             softcap=self.config.architecture.attention_softcap,
+            sinks=self.softmax_offset,
             cu_seqlens=None if packed_seq_params is None else packed_seq_params.cu_seqlens_q,
         )
         return out.flatten(-2)
+
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
+    ) -> dict[str, Any]:
+        """Tell Megatron's checkpoints how the sinks are cut."""
+        return sharded_by_heads(self, ("softmax_offset",), prefix, sharded_offsets, metadata)
+
+
+def sharded_by_heads(
+    module: torch.nn.Module,
+    names: tuple[str, ...],
+    prefix: str,
+    sharded_offsets: tuple[Any, ...],
+    metadata: Any,
+) -> dict[str, Any]:
+    """What Megatron's checkpoints want to know of vectors that ranks hold for their heads."""
+    return make_sharded_tensors_for_checkpoint(
+        module.state_dict(prefix="", keep_vars=True),
+        prefix,
+        dict.fromkeys(names, 0),
+        sharded_offsets,
+        tp_group=parallel_state.get_tensor_model_parallel_group(),
+        dp_cp_group=metadata["dp_cp_group"],
+    )
 
 
 class Activation(MegatronModule):
@@ -110,7 +150,8 @@ def activate(x: Tensor, config: ModelConfig) -> Tensor:
             return torch.nn.functional.silu(x)
         return torch.nn.functional.gelu(x, approximate=approximate)
     if name == "silu":
-        return config.ops.swiglu(x)
+        limit, alpha = config.architecture.swiglu_limit, config.architecture.swiglu_alpha
+        return config.ops.swiglu(x, limit=limit, alpha=alpha)
     return config.ops.geglu(x, approximate=approximate)
 
 

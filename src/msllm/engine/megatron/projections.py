@@ -25,12 +25,26 @@ class Down(RowParallelLinear):
     """From what the tensor parallel group holds to the hidden size.
 
     Adds its bias itself, where Megatron hands it on to the residual's addition: out of an MLP
-    that is computed again, autograd would take the parameter for a result and never end. Experts'
-    biases are weighed by the router, and handed on.
+    that is computed again, autograd would take the parameter for a result and never end.
     """
 
-    def __init__(self, *sizes: int, skip_bias_add: bool, is_expert: bool, **kwargs: Any):
-        super().__init__(*sizes, skip_bias_add=is_expert, is_expert=is_expert, **kwargs)
+    def __init__(self, *sizes: int, skip_bias_add: bool, **kwargs: Any):
+        super().__init__(*sizes, skip_bias_add=False, **kwargs)
+
+
+class ExpertDown(RowParallelLinear):
+    """Down, of one expert.
+
+    Its result is its own, that Megatron may add weighed biases to in place. What tensor parallel
+    ranks have is summed by the token dispatcher. The bias is an expert's like all of it: under
+    sequence parallelism, Megatron would sum its gradient over the tensor parallel ranks once more.
+    """
+
+    def __init__(self, *sizes: int, **kwargs: Any):
+        super().__init__(*sizes, **kwargs)
+        self.explicit_expert_comm = True
+        if self.bias is not None:
+            self.bias.sequence_parallel = False
 
 
 class AttentionOutput(Down):

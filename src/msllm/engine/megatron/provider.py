@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
 from megatron.core.models.backends import BackendSpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import get_mlp_module_spec_for_backend
-from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
 from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.identity_op import IdentityOp
@@ -29,9 +29,9 @@ from megatron.core.transformer.transformer_layer import (
 from msllm.engine.megatron.latent_attention import LatentAttention
 from msllm.engine.megatron.model_config import ModelConfig
 from msllm.engine.megatron.modules import Activation, CoreAttention, GroupedExperts, Norm
-from msllm.engine.megatron.projections import AttentionOutput, Down, QueryKeyValue
+from msllm.engine.megatron.projections import AttentionOutput, Down, ExpertDown, QueryKeyValue
 from msllm.engine.megatron.residual import NormedResidual, ScaledResidual
-from msllm.engine.megatron.routing import Router
+from msllm.engine.megatron.routing import NoisyExperts, Router
 from msllm.engine.megatron.whole_norm import WholeNorm
 from msllm.engine.weights.stored import fused_norms
 
@@ -71,9 +71,7 @@ class SpecProvider(BackendSpecProvider):
         """The experts: one grouped matmul for all of a rank, or one MLP each."""
         if moe_use_grouped_gemm:
             return GroupedExperts, None
-        return SequentialMLP, MLPSubmodules(
-            linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear
-        )
+        return SequentialMLP, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=ExpertDown)
 
     def activation_func(self) -> type:
         """The MLP's activation."""
@@ -84,15 +82,17 @@ def layer_spec(config: ModelConfig, layer: int) -> ModuleSpec:
     """The modules of transformer layer `layer` (from 0)."""
     provider = SpecProvider()
     norm = provider.layer_norm()
+    moe = config.architecture.moe if config.architecture.has_experts(layer) else None
     mlp = get_mlp_module_spec_for_backend(
         backend=provider,
-        num_experts=config.num_moe_experts if config.architecture.has_experts(layer) else None,
+        num_experts=moe.num_experts if moe is not None else None,
         moe_grouped_gemm=config.moe_grouped_gemm,
         moe_use_legacy_grouped_gemm=config.moe_use_legacy_grouped_gemm,
         use_te_activation_func=True,
     )
-    if config.architecture.has_experts(layer):
+    if moe is not None:
         mlp.submodules.router = Router
+        mlp.module = NoisyExperts if moe.input_jitter else mlp.module
     return ModuleSpec(
         module=TransformerLayer,
         submodules=TransformerLayerSubmodules(

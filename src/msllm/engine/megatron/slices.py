@@ -8,35 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from megatron.core import parallel_state
 from torch import Tensor
 
 from msllm.engine.megatron.model import LanguageModel
 from msllm.engine.megatron.model_config import ModelConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Slice:
-    """The part of a global matrix, or vector, that a rank holds.
-
-    Attributes:
-        name: Its global name.
-        axis: Axis along which tensor parallelism cuts it (0: output rows, 1: input columns).
-        width: Length of the other axis; 0 for a vector.
-        runs: `(first, count)` of each run of global rows (or columns) held, in the order held.
-    """
-
-    name: str
-    axis: int
-    width: int
-    runs: tuple[tuple[int, int], ...]
-
-    @property
-    def is_vector(self) -> bool:
-        """Whether it has one axis only."""
-        return self.width == 0
+from msllm.engine.weights.slice import Slice, rows_held
 
 
 def parts(
@@ -94,7 +72,7 @@ def _slice(parameter: Tensor, name: str, config: ModelConfig) -> Slice:
     if parameter.partition_dim == 1:  # type: ignore[attr-defined]
         return Slice(name, 1, rows, ((rank * columns, columns),))
     gated = name.endswith(("linear_fc1.weight", "linear_fc1.bias")) and config.gated_linear_unit
-    return Slice(name, 0, columns, _rows_held(rows, rank, size, gated))
+    return Slice(name, 0, columns, rows_held(rows, rank, size, gated))
 
 
 def _tensor_group(expert: bool) -> tuple[int, int]:
@@ -107,13 +85,6 @@ def _tensor_group(expert: bool) -> tuple[int, int]:
         parallel_state.get_tensor_model_parallel_world_size(),
         parallel_state.get_tensor_model_parallel_rank(),
     )
-
-
-def _rows_held(rows: int, rank: int, size: int, gated: bool) -> tuple[tuple[int, int], ...]:
-    if not gated:
-        return ((rank * rows, rows),)
-    half = rows // 2  # gate rows, then up rows, each spread over the group
-    return ((rank * half, half), (size * half + rank * half, half))
 
 
 def _grouped(values: Tensor, name: str, config: ModelConfig) -> Iterator[tuple[Slice, Tensor]]:
@@ -133,7 +104,7 @@ def _grouped(values: Tensor, name: str, config: ModelConfig) -> Iterator[tuple[S
         inputs, outputs = view[expert].shape
         full = f"{prefix}.local_experts.{number}.{linear}.weight"
         if first:
-            held = _rows_held(outputs, rank, size, config.gated_linear_unit)
+            held = rows_held(outputs, rank, size, config.gated_linear_unit)
             part = Slice(full, 0, inputs, held)
         else:
             part = Slice(full, 1, outputs, ((rank * inputs, inputs),))

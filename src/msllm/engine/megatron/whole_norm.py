@@ -8,16 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from megatron.core import parallel_state
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from megatron.core.tensor_parallel.mappings import (
     copy_to_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
 )
-from megatron.core.transformer.utils import make_sharded_tensors_for_checkpoint
 from torch import Tensor
 
 from msllm.engine.megatron.model_config import ModelConfig
+from msllm.engine.megatron.modules import sharded_by_heads
 
 
 class WholeNorm(torch.nn.Module):
@@ -52,11 +51,4 @@ class WholeNorm(torch.nn.Module):
         self, prefix: str = "", sharded_offsets: tuple[Any, ...] = (), metadata: Any = None
     ) -> dict[str, Any]:
         """Tell Megatron's checkpoints how the weight is cut."""
-        return make_sharded_tensors_for_checkpoint(
-            self.state_dict(prefix="", keep_vars=True),
-            prefix,
-            {"weight": 0},
-            sharded_offsets,
-            tp_group=parallel_state.get_tensor_model_parallel_group(),
-            dp_cp_group=metadata["dp_cp_group"],
-        )
+        return sharded_by_heads(self, ("weight",), prefix, sharded_offsets, metadata)

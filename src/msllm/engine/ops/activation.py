@@ -7,19 +7,23 @@ from __future__ import annotations
 
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def swiglu(x: Tensor, limit: float | None = None) -> Tensor:
+def swiglu(x: Tensor, limit: float | None = None, alpha: float | None = None) -> Tensor:
     """silu(gate) * up (arXiv:2002.05202): x [..., 2f] as gate | up -> [..., f].
 
-    `limit` clamps the gate from above and up on both sides first.
+    `limit` clamps the gate from above and up on both sides first. With `alpha` it is gpt-oss's
+    gate * sigmoid(alpha * gate) * (up + 1).
 
     Left to autograd, which keeps `x` and silu(gate): an own backward pass that keeps `x` alone took
     as long to 1.35 times as long on a CPU.
     """
     gate, up = _halves(x, limit)
+    if alpha is not None:
+        return gate * torch.sigmoid(alpha * gate) * (up + 1)
     return F.silu(gate) * up
 
 

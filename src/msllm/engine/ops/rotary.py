@@ -185,6 +185,8 @@ def _longrope(
     if factors.shape != (r // 2,):
         raise TypeError(f"{factors.numel()} factors for {r // 2} frequencies")
     attention_factor = scaling.get("attention_factor")
+    if "short_mscale" in scaling:  # Phi-3.5-MoE gives both
+        attention_factor = scaling["long_mscale" if longer else "short_mscale"]
     if attention_factor is None:
         factor = _stretch(scaling, max_position)
         grown = math.log(factor) / math.log(original) if factor > 1 else 0.0

@@ -14,9 +14,13 @@ class Conversion:
         bytes: Their size.
         seconds: How long this run took.
         not_finite: Those with values that are no finite numbers.
+        warnings: What is odd, in sentences.
+        notes: What is not as it was beside the weights, in sentences.
     """
 
     tensors: int
     bytes: int
     seconds: float
     not_finite: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()

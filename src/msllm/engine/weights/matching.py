@@ -8,29 +8,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from msllm.engine.weights.published import PublishedWeights
+from msllm.engine.weights.source import SHOWN, Source, open_weights, shortened
 from msllm.errors import MsllmError, Problem
 from msllm.models.architecture import Architecture
 from msllm.models.families import families
-from msllm.models.weight_map import WeightMap, published_shapes, weight_map
+from msllm.models.fused_experts import fused, is_fused
+from msllm.models.weight_map import Run, TensorNames, WeightMap, published_shapes, weight_map
 
 READABLE = ("F32", "BF16", "F16")
-SHOWN = 6
+ROWS = 4096
+"""So many rows are compared at a time."""
 
 
 def check(folder: Path, architecture: Architecture, where: str) -> list[Problem]:
     """List what keeps the folder's weights from being those of the model; empty if they fit."""
-    weights = mapped(architecture)
-    if weights is None:
+    if mapped(architecture) is None:
         return [unknown(architecture, where)]
     try:
-        published = PublishedWeights(folder.expanduser())
+        source = open_weights(folder)
     except MsllmError as error:
         return error.problems
-    found = list(_differences(published, weights, architecture, where))
-    if len(found) > SHOWN:
-        found[SHOWN:] = [Problem(f"and {len(found) - SHOWN} more of that kind", where)]
-    return found
+    return shortened(list(_differences(source, architecture, where)), where)
 
 
 def unknown(architecture: Architecture, where: str) -> Problem:
@@ -39,39 +37,84 @@ def unknown(architecture: Architecture, where: str) -> Problem:
     return Problem(f"how weights of type {kind} are called is not known yet", where)
 
 
-def mapped(architecture: Architecture) -> WeightMap | None:
-    """The map of a model's weights; None where its family's names are not known."""
-    family = families().get(architecture.model_type)
-    if family is None or family.tensors is None:
+def mapped(architecture: Architecture, fused_experts: bool = False) -> WeightMap | None:
+    """The map of a model's weights; None where its family's names are not known.
+
+    Args:
+        architecture: The model.
+        fused_experts: Whether one tensor holds all experts of a layer.
+    """
+    names = _names(architecture)
+    if names is None:
         return None
-    return weight_map(architecture, family.tensors)
+    weights = weight_map(architecture, names)
+    return fused(weights, names) if fused_experts else weights
 
 
-def _differences(
-    published: PublishedWeights, weights: WeightMap, architecture: Architecture, where: str
-) -> Iterator[Problem]:
+def has_fused_experts(source: Source, architecture: Architecture) -> bool:
+    """Whether one tensor holds all experts of a layer."""
+    names = _names(architecture)
+    if names is None:
+        return False
+    return is_fused(weight_map(architecture, names), names, source.tensors.keys())
+
+
+def _names(architecture: Architecture) -> TensorNames | None:
+    family = families().get(architecture.model_type)
+    return None if family is None else family.tensors
+
+
+def _differences(source: Source, architecture: Architecture, where: str) -> Iterator[Problem]:
+    weights = mapped(architecture, has_fused_experts(source, architecture))
+    assert weights is not None
     wanted = published_shapes(weights)
     for name, shape in wanted.items():
-        entry = published.entries.get(name)
-        if entry is None:
+        tensor = source.tensors.get(name)
+        if tensor is None:
             yield Problem(f"the model has {name}, and the folder does not", where)
-        elif entry.shape != shape:
-            theirs, ours = list(entry.shape), list(shape)
+        elif tensor.shape != shape:
+            theirs, ours = list(tensor.shape), list(shape)
             yield Problem(f"{name} is {theirs} in the folder and {ours} in the model", where)
-        elif entry.dtype not in READABLE:
-            hint = f"only {', '.join(READABLE)} are read"
-            yield Problem(f"{name} is stored as {entry.dtype}", where, hint)
-    for name in published.entries.keys() - wanted.keys():
-        if not _harmless(name, architecture):
+        elif tensor.dtype not in READABLE:
+            hint = f"only {', '.join(READABLE)} are read, and E4M3 with scales"
+            yield Problem(f"{name} is stored as {tensor.dtype}", where, hint)
+    for name in source.tensors.keys() - wanted.keys():
+        if not harmless(name, architecture):
             yield Problem(f"the folder has {name}, and the model does not", where)
 
 
-def _harmless(name: str, architecture: Architecture) -> bool:
+def harmless(name: str, architecture: Architecture) -> bool:
     """Whether a tensor says nothing new: rotary tables, a head beside tied embeddings."""
-    names = families()[architecture.model_type].tensors
-    assert names is not None
-    tied = architecture.tie_word_embeddings and name == f"{names.head}.weight"
-    return tied or name.endswith(".inv_freq")
+    return name == _tied_head(architecture) or name.endswith(".inv_freq")
+
+
+def _tied_head(architecture: Architecture) -> str | None:
+    """What a head beside tied embeddings would be called."""
+    names = _names(architecture)
+    tied = names is not None and architecture.tie_word_embeddings
+    return f"{names.head}.weight" if names is not None and tied else None
+
+
+def warnings(source: Source, architecture: Architecture) -> list[str]:
+    """List what is odd in weights that fit the model, and is not taken over."""
+    names, head = _names(architecture), _tied_head(architecture)
+    if names is None or head is None or head not in source.tensors:
+        return []
+    embedding = f"{names.embedding}.weight"
+    if _equal(source, head, embedding):
+        return []
+    return [f"{head} is not {embedding}, which config.json ties it to: it is left out"]
+
+
+def _equal(source: Source, one: str, other: str) -> bool:
+    shape = source.tensors[one].shape
+    if shape != source.tensors[other].shape:
+        return False
+    blocks = [(first, min(ROWS, shape[0] - first)) for first in range(0, shape[0], ROWS)]
+    return all(
+        bool((source.rows(Run(one, *block)) == source.rows(Run(other, *block))).all())
+        for block in blocks
+    )
 
 
 def not_finite(names: list[str], where: str) -> Problem:

@@ -145,9 +145,11 @@ class PartialFolder:
             ) from error
         return found
 
-    def publish(self) -> None:
-        """Give the finished folder its name."""
+    def publish(self, seal: Callable[[Path], object] | None = None) -> None:
+        """Give the finished folder its name, once `seal` has described what is in it."""
         shutil.rmtree(self.path / RECORDS)
+        if seal is not None:
+            seal(self.path)
         if self.out.exists():
             self.out.rmdir()  # empty, as was checked
         os.replace(self.path, self.out)

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
-from msllm.engine.weights.published import Entry, read_index
+from msllm.engine.weights import transform
+from msllm.engine.weights.published import Entry, add, read_index, unreadable
 from msllm.errors import InputError, Problem
+from msllm.models.weight_map import Run
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 SINGLE, INDEX = "pytorch_model.bin", "pytorch_model.bin.index.json"
@@ -50,18 +54,18 @@ class PickledWeights:
         self.entries: dict[str, Entry] = {}
         self._mapped: dict[Path, dict[str, Tensor]] = {}
         self._read: tuple[Path, dict[str, Tensor]] | None = None
+        self._lock = Lock()
         listed = _listed(folder)
         problems: list[Problem] = []
         for file in sorted(set(listed.values())) if listed else [folder / SINGLE]:
             try:
-                tensors = self._tensors(file)
+                found = {
+                    name: Entry(file, tuple(tensor.shape), _type(tensor), 0, tensor.nbytes)
+                    for name, tensor in self._tensors(file).items()
+                }
+                add(self.entries, found)
             except InputError as error:
                 problems += error.problems
-                continue
-            for name, tensor in tensors.items():
-                self.entries[name] = Entry(
-                    file, tuple(tensor.shape), _type(tensor), 0, tensor.nbytes
-                )
         if not problems:
             problems = [
                 Problem(f"{name} is not in {file.name}", str(folder / INDEX), "download again")
@@ -71,26 +75,31 @@ class PickledWeights:
         if problems:
             raise InputError(problems)
 
-    def rows(
-        self, name: str, first: int, count: int, columns: tuple[int, int] | None = None
-    ) -> Tensor:
-        """Read rows of a tensor, all columns of them or `(first, count)`; in its own dtype."""
-        part = self._tensors(self.entries[name].file)[name][first : first + count]
-        if columns is not None:
-            part = part[:, columns[0] : columns[0] + columns[1]]
-        return part.clone()
+    def dtype(self, name: str) -> torch.dtype:
+        """A tensor's type."""
+        return self.tensor(name).dtype
+
+    def tensor(self, name: str) -> Tensor:
+        """A whole tensor; not to be written to, others may see the same bytes."""
+        return self._tensors(self.entries[name].file)[name]
+
+    def rows(self, run: Run, columns: tuple[int, int] | None = None) -> Tensor:
+        """A run's rows, all columns of them or `(first, count)`, in their own dtype; a copy."""
+        found = transform.rows(self.tensor(run.tensor), run)
+        return (found if columns is None else found.narrow(1, *columns)).clone()
 
     def _tensors(self, file: Path) -> dict[str, Tensor]:
         """Map a file, or read it where that can't be done."""
-        if file in self._mapped:
-            return self._mapped[file]
-        if self._read is not None and self._read[0] == file:
+        with self._lock:
+            if file in self._mapped:
+                return self._mapped[file]
+            if self._read is not None and self._read[0] == file:
+                return self._read[1]
+            if _is_zip(file):
+                return self._mapped.setdefault(file, _load(file, mmap=True))
+            self._read = None  # before the next is read: there is memory for one
+            self._read = (file, _load(file, mmap=False))
             return self._read[1]
-        if _is_zip(file):
-            return self._mapped.setdefault(file, _load(file, mmap=True))
-        self._read = None  # before the next is read: there is memory for one
-        self._read = (file, _load(file, mmap=False))
-        return self._read[1]
 
 
 def _listed(folder: Path) -> dict[str, Path]:
@@ -108,8 +117,8 @@ def _is_zip(file: Path) -> bool:
     try:
         with file.open("rb") as stream:
             return stream.read(4) == b"PK\x03\x04"
-    except FileNotFoundError:
-        raise InputError(f"{file.name} is missing", str(file.parent), "download it") from None
+    except OSError as error:
+        raise unreadable(file, error) from error
 
 
 def _load(file: Path, mmap: bool) -> dict[str, Tensor]:

@@ -28,6 +28,7 @@ LARGEST_HEADER = 100_000_000
 WIDTHS = {
     **{"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2},
     **{"I16": 2, "U16": 2, "I8": 1, "U8": 1, "BOOL": 1, "F8_E4M3": 1, "F8_E5M2": 1},
+    "F8_E8M0": 1,
 }
 """Bytes of a number of each type, as the format spells it."""
 
@@ -39,9 +40,13 @@ TORCH_NAMES = {
     "BF16": "bfloat16",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
+    "F8_E8M0": "float8_e8m0fnu",
     "I64": "int64",
     "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
     "U8": "uint8",
+    "BOOL": "bool",
 }
 """torch's names of the types that are read; torch itself is not imported for a check."""
 
@@ -79,7 +84,7 @@ class PublishedWeights:
         listed = _listed(folder)
         for file in sorted(set(listed.values())) if listed else [folder / SINGLE]:
             try:
-                self.entries |= dict(_read_header(file))
+                add(self.entries, dict(_read_header(file)))
             except InputError as error:
                 problems += error.problems
         if problems:
@@ -123,10 +128,21 @@ def _listed(folder: Path) -> dict[str, Path]:
         if (folder / SINGLE).exists():
             return {}
         hint = f"expected {SINGLE}, or shards with {INDEX}"
-        if any(folder.glob("*.bin")):
-            hint = "only safetensors are read: save them with transformers' save_pretrained"
         raise InputError("there are no weights in the folder", where, hint)
     return read_index(index)
+
+
+def add(entries: dict[str, Entry], more: dict[str, Entry]) -> None:
+    """Take a file's tensors to those of others.
+
+    Raises:
+        InputError: One is there already.
+    """
+    for name in entries.keys() & more.keys():
+        one, other = entries[name].file, more[name].file
+        problem = f"{name} is in {one.name} and in {other.name}"
+        raise InputError(problem, str(other.parent), "download again into a new folder")
+    entries |= more
 
 
 def read_index(index: Path) -> dict[str, Path]:
@@ -138,8 +154,19 @@ def read_index(index: Path) -> dict[str, Path]:
     try:
         files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return {str(name): index.parent / Path(file).name for name, file in files.items()}
+    except OSError as error:
+        raise unreadable(index, error) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError("the index can't be read", str(index), "download it again") from error
+
+
+def unreadable(file: Path, error: OSError) -> InputError:
+    """Say why a file can't be opened."""
+    if isinstance(error, FileNotFoundError):
+        return InputError(f"{file.name} is missing", str(file.parent), "download it")
+    if isinstance(error, PermissionError):
+        return InputError("you may not read it", str(file), "ask its owner, or chmod it")
+    return InputError(f"it can't be read: {error.strerror or error}", str(file))
 
 
 def _read_header(file: Path) -> Iterator[tuple[str, Entry]]:
@@ -164,9 +191,9 @@ def _read_header(file: Path) -> Iterator[tuple[str, Entry]]:
             yield name, Entry(file, shape, dtype, 8 + length + first, last - first)
         if end != size:
             raise ValueError(f"it holds {size:,} bytes of tensors, and its header says {end:,}")
-    except FileNotFoundError:
-        raise InputError(f"{file.name} is missing", str(file.parent), "download it") from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
+    except OSError as error:
+        raise unreadable(file, error) from error
+    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
         raise InputError(
             f"damaged: {str(error).splitlines()[0]}", str(file), "download it again"
         ) from error

@@ -1,19 +1,55 @@
 """What lies beside a model's weights and travels with them: config, tokenizer, templates.
 
 A checkpoint keeps them in a folder of its own, byte for byte, so that an export needs nothing else.
+Only what the config says of the numbers follows them: how they were quantised, and their type.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from msllm.config import RunConfig
+from msllm.engine.weights import matching, start
+from msllm.engine.weights.source import open_weights
+from msllm.errors import InputError
+from msllm.models.architecture import Architecture
+from msllm.models.hf_config import architecture_from_config, read_config
+from msllm.models.resolve import Model, resolve_model
+
+if TYPE_CHECKING:
+    import torch
 
 FOLDER = "hf"
+CONFIG = "config.json"
+FORM = ".weights.json"
+"""How a checkpoint's weights were published; never copied beside exported ones."""
+DTYPE_KEYS = ("dtype", "torch_dtype")
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".onnx", ".ckpt")
+TOKENIZER = (
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
+    *("chat_template*", "*.model", "*.tiktoken", "tokenization_*.py"),
+)
 LARGEST = 200 * 2**20
 """Bytes; what is larger is no tokenizer."""
+
+Files = dict[str, bytes]
+"""What files hold, by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What goes beside weights.
+
+    Attributes:
+        files: Config, tokenizer, templates.
+        fused_experts: Whether one published tensor holds all experts of a layer.
+    """
+
+    files: Files
+    fused_experts: bool = False
 
 
 def files(folder: Path) -> list[Path]:
@@ -30,27 +66,124 @@ def _is_weights(path: Path) -> bool:
     return index or path.suffix in WEIGHTS or path.stat().st_size > LARGEST
 
 
-def keep(source: Path, checkpoint: Path) -> None:
-    """Copy a model's files into a checkpoint."""
-    kept = checkpoint / FOLDER
-    kept.mkdir(exist_ok=True)
-    copy(source, kept)
+def read(folder: Path, patterns: tuple[str, ...] = ("*",)) -> Files:
+    """Read a model's files that are not weights, of names that match."""
+    if not folder.is_dir():
+        return {}
+    return {
+        path.name: path.read_bytes()
+        for path in files(folder)
+        if any(path.match(pattern) for pattern in patterns)
+    }
 
 
-def keep_config(config: dict[str, Any], checkpoint: Path) -> None:
-    """Write a model's config into a checkpoint, where no folder gives one."""
-    kept = checkpoint / FOLDER
-    kept.mkdir(exist_ok=True)
-    (kept / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+def write(beside: Files, folder: Path) -> None:
+    """Write files into a folder, which is made if need be."""
+    folder.mkdir(exist_ok=True)
+    for name, content in beside.items():
+        (folder / name).write_bytes(content)
+
+
+def keep(beside: Beside, checkpoint: Path) -> None:
+    """Write a model's files into a checkpoint, and note how its weights were published."""
+    form = json.dumps({"fused_experts": beside.fused_experts}).encode()
+    write(beside.files | {FORM: form}, checkpoint / FOLDER)
 
 
 def kept(checkpoint: Path) -> Path | None:
     """The folder of a checkpoint's files; None if it has none."""
     folder = checkpoint / FOLDER
-    return folder if (folder / "config.json").is_file() else None
+    return folder if (folder / CONFIG).is_file() else None
 
 
-def copy(source: Path, out: Path) -> None:
-    """Copy a model's files beside its weights."""
-    for path in files(source):
-        shutil.copyfile(path, out / path.name)
+def had_fused_experts(folder: Path, architecture: Architecture) -> bool:
+    """Whether the weights were published so: as a checkpoint's files note it, or weights show."""
+    try:
+        return bool(json.loads((folder / FORM).read_text(encoding="utf-8"))["fused_experts"])
+    except FileNotFoundError:
+        pass
+    try:
+        return matching.has_fused_experts(open_weights(folder), architecture)
+    except InputError:
+        return False  # no weights are needed there
+
+
+def plain(beside: Files, dtype: torch.dtype | None) -> tuple[Files, tuple[str, ...]]:
+    """The files for weights that are not quantised, of a type if one is given.
+
+    Returns:
+        The files, and what is changed in the config, in sentences.
+    """
+    if CONFIG not in beside:
+        return beside, ()
+    config, notes = _of_plain_numbers(json.loads(beside[CONFIG]), dtype)
+    return (beside | {CONFIG: _as_file(config)} if notes else beside), notes
+
+
+def _of_plain_numbers(
+    config: dict[str, Any], dtype: torch.dtype | None
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    changed, notes = dict(config), []
+    if changed.pop("quantization_config", None) is not None:
+        notes.append("config.json: quantization_config is dropped")
+    name = str(dtype).removeprefix("torch.")
+    for key in DTYPE_KEYS:
+        if dtype is not None and changed.get(key) not in (None, name):
+            notes.append(f"config.json: {key} is {name}, was {changed[key]}")
+            changed[key] = name
+    text = config.get("text_config")
+    if isinstance(text, dict):
+        changed["text_config"], inner = _of_plain_numbers(text, dtype)
+        notes += [note.replace("config.json:", "config.json: text_config:") for note in inner]
+    return changed, tuple(notes)
+
+
+def _as_file(config: dict[str, Any]) -> bytes:
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def config_file(model: Model) -> bytes:
+    """The config.json of a model in the catalog."""
+    return _as_file(model.config)
+
+
+def of_run(run: RunConfig) -> Beside:
+    """Read what goes beside the weights that a run trains.
+
+    The config is that by which the run computes, the tokenizer the one that made its tokens; the
+    rest is what lay beside the weights that it started from.
+    """
+    import torch
+
+    model = resolve_model(run.model)
+    found: Files = {}
+    fused = False
+    if run.checkpoint.init_from is not None:
+        begun = _of_start(run.checkpoint.init_from)
+        found, fused = read(begun), had_fused_experts(begun, model.architecture)
+    if model.card is None:
+        folder = Path(run.model).expanduser()
+        found |= read(folder if folder.is_dir() else folder.parent)
+    elif not _is_config_of(run):
+        found[CONFIG] = config_file(model)
+    if run.data.tokenizer is not None:
+        found |= read(run.data.tokenizer.expanduser(), TOKENIZER)
+    dtype = torch.bfloat16 if run.dtype == "bf16" else torch.float32
+    return Beside(plain(found, dtype)[0], fused)
+
+
+def _of_start(folder: Path) -> Path:
+    """Where the files of what a run starts from are."""
+    checkpoint = start.locate(folder, f"--init-from {folder}")
+    return folder.expanduser() if checkpoint is None else checkpoint / FOLDER
+
+
+def _is_config_of(run: RunConfig) -> bool:
+    """Whether the config beside the weights that the run starts from is of the model trained."""
+    if run.checkpoint.init_from is None:
+        return False
+    try:
+        found = architecture_from_config(read_config(_of_start(run.checkpoint.init_from)))
+    except InputError:
+        return False
+    return found == resolve_model(run.model).architecture

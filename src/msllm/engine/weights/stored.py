@@ -8,20 +8,26 @@ these names to the ones that Megatron itself writes.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from msllm.errors import Problem
 from msllm.models.architecture import Architecture
+from msllm.models.weight_map import WeightMap
 
-_FUSED_NORMS = {
+if TYPE_CHECKING:
+    from msllm.engine.weights.torch_dist import StoredWeights
+
+FUSED_NORMS = {
     "input_layernorm.": "self_attention.linear_qkv.layer_norm_",
     "pre_mlp_layernorm.": "mlp.linear_fc1.layer_norm_",
 }
+"""A layer's modules that go by other names where they are fused into what follows."""
 
 
-def fused_norms(architecture: Architecture) -> dict[str, str]:
-    """A layer's modules that are stored under other names: none around latent attention."""
-    return dict(_FUSED_NORMS) if architecture.mla is None else {}
+BY_VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight", "output_layer.bias")
+"""Tensors with a row a token; a layout may pad them with further rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +43,11 @@ class Place:
     key: str
     index: tuple[int, ...] = ()
     sizes: tuple[int, ...] = ()
+
+
+def fused_norms(architecture: Architecture) -> dict[str, str]:
+    """A layer's modules that are stored under other names: none around latent attention."""
+    return dict(FUSED_NORMS) if architecture.mla is None else {}
 
 
 def places(names: Mapping[str, object], architecture: Architecture) -> dict[str, Place]:
@@ -66,3 +77,29 @@ def _expert(key: str, architecture: Architecture) -> Place:
     return Place(
         f"{expert[1]}experts.{expert[3]}", (int(expert[2]),), (architecture.moe.num_experts,)
     )
+
+
+def differences(
+    stored: StoredWeights, weights: WeightMap, architecture: Architecture, where: str
+) -> Iterator[Problem]:
+    """List what keeps a checkpoint from being the model's; rows may pad the vocabulary."""
+    wanted: dict[str, tuple[int, ...]] = {}
+    found_places = places(weights, architecture)
+    for name, weight in weights.items():
+        place = found_places[name]
+        wanted[place.key] = place.sizes + weight.shape
+    for key, shape in wanted.items():
+        tensor = stored.tensors.get(key)
+        if tensor is None:
+            yield Problem(f"the model has {key}, and the checkpoint does not", where)
+        elif not _fits(key, tensor.shape, shape):
+            theirs, ours = list(tensor.shape), list(shape)
+            yield Problem(f"{key} is {theirs} in the checkpoint and {ours} in the model", where)
+    for key in stored.tensors.keys() - wanted.keys():
+        yield Problem(f"the checkpoint has {key}, and the model does not", where)
+    yield from stored.faults()
+
+
+def _fits(key: str, found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
+    padded = key in BY_VOCABULARY and found[1:] == wanted[1:] and found[0] >= wanted[0]
+    return found == wanted or padded

@@ -6,34 +6,34 @@ in the new ones; memory does not grow with the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from msllm.engine.weights import matching, sidecar, transform
+from msllm.engine.weights import matching, sidecar, start, transform
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
 from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, PublishedWriter
-from msllm.engine.weights.stored import places
-from msllm.engine.weights.torch_dist import Piece, StoredWeights, Written
-from msllm.errors import InputError, Problem
+from msllm.engine.weights.sidecar import Beside
+from msllm.engine.weights.source import shortened
+from msllm.engine.weights.stored import differences
+from msllm.engine.weights.stored_parts import StoredParts
+from msllm.engine.weights.torch_dist import StoredWeights
+from msllm.errors import InputError
 from msllm.models.architecture import Architecture
 from msllm.models.hf_config import architecture_from_config, read_config
+from msllm.models.resolve import resolve_model
 from msllm.models.weight_map import WeightMap, published_shapes
-
-PART_BYTES = 2**30
-"""Bytes read between two records of what is done."""
 
 
 def mcore_to_hf(
     checkpoint: Path,
     out: Path,
     *,
-    model: Path | None = None,
+    model: str | None = None,
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
     strict: bool = False,
@@ -42,10 +42,10 @@ def mcore_to_hf(
     """Export a checkpoint.
 
     Args:
-        checkpoint: Its folder.
+        checkpoint: Its folder, or that of a run: its newest.
         out: The folder of Hugging Face weights, which is not there yet.
-        model: A folder with the model's config.json and tokenizer; None for those that the
-            checkpoint keeps.
+        model: A folder with the model's config.json and tokenizer, or a name in the catalog; None
+            for the files that the checkpoint keeps.
         dtype: Type of the weights; None for that of the checkpoint.
         shard_bytes: Most bytes in a file.
         strict: Whether values that are not finite are an error.
@@ -55,19 +55,18 @@ def mcore_to_hf(
         InputError: The checkpoint is damaged or not that of the model.
         RunError: The disk is full.
     """
-    beside = model or sidecar.kept(checkpoint)
-    if beside is None:
-        raise InputError(
-            "the checkpoint does not say which model it is of",
-            f"--checkpoint {checkpoint}",
-            "give --model, a folder with the model's config.json and tokenizer",
-        )
-    architecture = architecture_from_config(read_config(beside))
+    where = f"--checkpoint {checkpoint}"
+    located = start.locate(checkpoint, where)
+    if located is None:
+        raise InputError(f"{checkpoint} holds Hugging Face weights already", where)
+    checkpoint = located
+    beside, architecture = _beside(checkpoint, model, where)
     stored = StoredWeights(checkpoint)
-    weights = matching.mapped(architecture)
+    weights = matching.mapped(architecture, beside.fused_experts)
     if weights is None:
-        raise InputError([matching.unknown(architecture, str(beside))])
-    problems = [*_differences(stored, weights, architecture, str(checkpoint)), *check_out(out)]
+        raise InputError([matching.unknown(architecture, where)])
+    found = shortened(list(differences(stored, weights, architecture, str(checkpoint))), where)
+    problems = [*found, *check_out(out)]
     if problems:
         raise InputError(problems)
     export = _Export(stored, weights, architecture, dtype)
@@ -88,35 +87,42 @@ def mcore_to_hf(
     if strict and bad:
         partial.discard()
         raise InputError([matching.not_finite(bad, str(checkpoint))])
-    sidecar.copy(beside, partial.path)
+    files, notes = sidecar.plain(beside.files, dtype)
+    sidecar.write(files, partial.path)
     partial.publish()
-    return Conversion(len(export.planned), sum(part.size for part in parts), seconds[0], tuple(bad))
+    return Conversion(
+        tensors=len(export.planned),
+        bytes=sum(part.size for part in parts),
+        seconds=seconds[0],
+        not_finite=tuple(bad),
+        notes=notes,
+    )
 
 
-def _differences(
-    stored: StoredWeights, weights: WeightMap, architecture: Architecture, where: str
-) -> Iterator[Problem]:
-    """What keeps the checkpoint from being the model's; rows may pad the vocabulary."""
-    wanted: dict[str, tuple[int, ...]] = {}
-    found_places = places(weights, architecture)
-    for name, weight in weights.items():
-        place = found_places[name]
-        wanted[place.key] = place.sizes + weight.shape
-    for key, shape in wanted.items():
-        tensor = stored.tensors.get(key)
-        if tensor is None:
-            yield Problem(f"the model has {key}, and the checkpoint does not", where)
-        elif not _fits(tensor.shape, shape):
-            theirs, ours = list(tensor.shape), list(shape)
-            yield Problem(f"{key} is {theirs} in the checkpoint and {ours} in the model", where)
-    for key in stored.tensors.keys() - wanted.keys():
-        yield Problem(f"the checkpoint has {key}, and the model does not", where)
-    yield from stored.faults()
+def _beside(checkpoint: Path, model: str | None, where: str) -> tuple[Beside, Architecture]:
+    """The files that go beside the weights, and the shape that the config among them gives."""
+    kept = sidecar.kept(checkpoint)
+    if model is None:
+        if kept is None:
+            raise InputError(
+                "the checkpoint does not say which model it is of",
+                where,
+                "give --model, a name in the catalog or a folder with config.json and tokenizer",
+            )
+        return _read(kept, architecture_from_config(read_config(kept)))
+    found = resolve_model(model)
+    if found.card is None:
+        return _read(Path(model).expanduser(), found.architecture)
+    if found.architecture is None:
+        raise InputError(f"the shape of {found.name} is not known", f"--model {model}")
+    files = sidecar.read(kept) if kept else {}
+    fused = kept is not None and sidecar.had_fused_experts(kept, found.architecture)
+    return Beside(files | {sidecar.CONFIG: sidecar.config_file(found)}, fused), found.architecture
 
 
-def _fits(found: tuple[int, ...], wanted: tuple[int, ...]) -> bool:
-    padded = len(wanted) == 2 and found[1:] == wanted[1:] and found[0] >= wanted[0]
-    return found == wanted or padded
+def _read(folder: Path, architecture: Architecture) -> tuple[Beside, Architecture]:
+    fused = sidecar.had_fused_experts(folder, architecture)
+    return Beside(sidecar.read(folder), fused), architecture
 
 
 class _Export:
@@ -130,13 +136,11 @@ class _Export:
         dtype: torch.dtype | None,
     ):
         self._stored, self._weights = stored, weights
-        found = places(weights, architecture)
-        self._lead = {place.key: len(place.index) for place in found.values()}
-        self._names = {(place.key, place.index): name for name, place in found.items()}
+        self._pieces = StoredParts(stored, weights, architecture, dtype)
         self._writer: PublishedWriter | None = None
         types: dict[str, torch.dtype] = {}
         for name, weight in weights.items():
-            held = dtype or stored.tensors[found[name].key].dtype
+            held = dtype or self._pieces.types[name]
             for tensor in (*(run.tensor for run in weight.runs), *weight.copies):
                 types[tensor] = torch.promote_types(held, types.get(tensor, held))
         shapes = published_shapes(weights)
@@ -157,37 +161,7 @@ class _Export:
 
     def parts(self) -> list[Part]:
         """Spread all pieces over parts of the work."""
-        parts: list[Part] = []
-        held: list[Written] = []
-        for piece in self._stored.pieces():
-            if held and sum(p.length for p in held) + piece.length > PART_BYTES:
-                parts.append(self._part(held))
-                held = []
-            held.append(piece)
-        return [*parts, self._part(held)]
-
-    def _part(self, held: list[Written]) -> Part:
-        def do() -> list[str]:
-            bad = []
-            for written in held:
-                values = self._stored.read(written)
-                if not bool(torch.isfinite(values).all()):
-                    bad.append(written.piece.key)
-                self._place(written.piece, values)
-            return bad
-
-        return Part(sum(piece.length for piece in held), do)
-
-    def _place(self, piece: Piece, values: Tensor) -> None:
-        """Write a piece's rows to where they belong."""
-        lead = self._lead[piece.key]
-        numbers = [
-            range(offset, offset + size)
-            for offset, size in zip(piece.offsets[:lead], piece.sizes[:lead], strict=True)
-        ]
-        blocks = values.reshape(-1, *piece.sizes[lead:])
-        for index, block in zip(product(*numbers), blocks, strict=True):
-            self._place_rows(self._names[piece.key, index], piece.offsets[lead:], block)
+        return self._pieces.parts(self._place_rows)
 
     def _place_rows(self, name: str, offsets: tuple[int, ...], block: Tensor) -> None:
         assert self._writer is not None

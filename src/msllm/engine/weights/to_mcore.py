@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,13 +20,13 @@ from msllm.engine.training.checkpoint_folder import Manifest
 from msllm.engine.weights import matching, sidecar, torch_dist
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
-from msllm.engine.weights.published import PublishedWeights
+from msllm.engine.weights.source import open_weights
 from msllm.engine.weights.stored import Place, places
 from msllm.engine.weights.torch_dist import Piece, StoredTensor, Written
 from msllm.errors import InputError
 from msllm.models.architecture import Architecture
 from msllm.models.hf_config import architecture_from_config, read_config
-from msllm.models.weight_map import Weight
+from msllm.models.weight_map import Run, Weight, WeightMap
 
 BLOCK_BYTES = 32 * 2**20
 """A piece's size: rows are read in blocks of about as many bytes."""
@@ -69,7 +69,33 @@ def hf_to_mcore(
     problems = matching.check(source, architecture, str(source)) + check_out(out)
     if problems:
         raise InputError(problems)
-    work = _Work(source, architecture, dtype)
+    source_weights = open_weights(source)
+    fused = matching.has_fused_experts(source_weights, architecture)
+    weights = matching.mapped(architecture, fused)
+    assert weights is not None
+    files, notes = sidecar.plain(sidecar.read(source), dtype)
+    done = write(
+        Work(source_weights, weights, architecture, dtype),
+        sidecar.Beside(files, fused),
+        out,
+        where=str(source),
+        strict=strict,
+        progress=progress,
+    )
+    warnings = tuple(matching.warnings(source_weights, architecture))
+    return replace(done, warnings=warnings, notes=notes)
+
+
+def write(
+    work: Work,
+    beside: sidecar.Beside,
+    out: Path,
+    *,
+    where: str,
+    strict: bool,
+    progress: Callable[[Progress], None] | None,
+) -> Conversion:
+    """Write a checkpoint `out` of what is read at `where`."""
     partial = PartialFolder(out, work.identity())
     parts = list(work.parts(partial.path))
     partial.check_room(sum(p.size for n, p in enumerate(parts) if partial.record(n) is None))
@@ -84,23 +110,49 @@ def hf_to_mcore(
     not_finite = sorted({name for record in records for name in record["not_finite"]})
     if strict and not_finite:
         partial.discard()
-        raise InputError([matching.not_finite(not_finite, str(source))])
+        raise InputError([matching.not_finite(not_finite, where)])
     written = [_written(entry) for record in records for entry in record["written"]]
     torch_dist.finish(partial.path, work.tensors, written)
-    sidecar.keep(source, partial.path)
-    manifest = Manifest(step=0, architecture=asdict(architecture), extra={"weights_only": True})
-    checkpoint_folder.seal(partial.path, manifest)
-    partial.publish()
+    sidecar.keep(beside, partial.path)
+    manifest = Manifest(
+        step=0, architecture=asdict(work.architecture), extra={"weights_only": True}
+    )
+    partial.publish(lambda folder: checkpoint_folder.seal(folder, manifest))
     return Conversion(len(work.tensors), sum(p.size for p in parts), seconds[0], tuple(not_finite))
 
 
-class _Work:
-    """What is to be read and written, in blocks."""
+class Rows(Protocol):
+    """What rows are read from."""
 
-    def __init__(self, source: Path, architecture: Architecture, dtype: torch.dtype | None):
-        weights = matching.mapped(architecture)
-        assert weights is not None
-        self._source, self._weights = PublishedWeights(source), weights
+    @property
+    def files(self) -> list[Path]:
+        """The files that hold them."""
+
+    def dtype(self, name: str) -> torch.dtype:
+        """The type of one of its tensors."""
+
+    def rows(self, run: Run) -> Tensor:
+        """Rows of one."""
+
+
+class Work:
+    """What is to be read and written, in blocks.
+
+    Args:
+        source: What is read.
+        weights: Which rows of it make up each parameter.
+        dtype: Type of the numbers written; None for that of the source.
+    """
+
+    def __init__(
+        self,
+        source: Rows,
+        weights: WeightMap,
+        architecture: Architecture,
+        dtype: torch.dtype | None,
+    ):
+        self._source, self._weights = source, weights
+        self.architecture = architecture
         self._places = places(weights, architecture)
         self._dtype = dtype
         self.tensors: dict[str, StoredTensor] = {}
@@ -122,8 +174,7 @@ class _Work:
 
     def identity(self) -> dict[str, Any]:
         """Tell this work from any other, also from that on files changed meanwhile."""
-        files = sorted({entry.file for entry in self._source.entries.values()})
-        stats = [(str(file.absolute()), file.stat()) for file in files]
+        stats = [(str(file.absolute()), file.stat()) for file in self._source.files]
         return {
             "to": "mcore",
             "files": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],

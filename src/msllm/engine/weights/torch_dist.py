@@ -7,9 +7,11 @@ is needed: a piece is in memory, and no more.
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
+import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +41,11 @@ KIND = {
     "common_backend_version": 1,
 }
 
+METADATA = ".metadata"
+"""The index's file."""
+OPTIMIZER = "optimizer."
+"""What the names of the optimizer's tensors begin with."""
+
 
 @dataclass(frozen=True, slots=True)
 class Piece:
@@ -63,6 +70,15 @@ class Written:
 
     piece: Piece
     file: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A saved tensor's piece, or other object, of a file: `length` bytes from `offset`."""
+
+    index: MetadataIndex
     offset: int
     length: int
 
@@ -106,7 +122,11 @@ def finish(folder: Path, tensors: dict[str, StoredTensor], written: Iterable[Wri
 
 
 class StoredWeights:
-    """The tensors of a checkpoint, without those of the optimizer.
+    """The tensors of a checkpoint.
+
+    Attributes:
+        tensors: Those of the model.
+        optimizer: Those of the optimizer.
 
     Raises:
         InputError: The folder's index can't be read.
@@ -118,14 +138,15 @@ class StoredWeights:
             self._index = FileSystemReader(folder).read_metadata()
         except Exception as error:  # a pickle, damaged in whatever way
             what = "missing" if isinstance(error, FileNotFoundError) else f"damaged: {error}"
-            raise InputError(f"the checkpoint's index is {what}", str(folder / ".metadata")) from (
+            raise InputError(f"the checkpoint's index is {what}", str(folder / METADATA)) from (
                 error
             )
-        self.tensors = {
-            key: StoredTensor(tuple(entry.size), entry.properties.dtype)
-            for key, entry in self._index.state_dict_metadata.items()
-            if isinstance(entry, TensorStorageMetadata) and not key.startswith("optimizer.")
-        }
+        self.tensors: dict[str, StoredTensor] = {}
+        self.optimizer: dict[str, StoredTensor] = {}
+        for key, entry in self._index.state_dict_metadata.items():
+            if isinstance(entry, TensorStorageMetadata):
+                group = self.optimizer if key.startswith(OPTIMIZER) else self.tensors
+                group[key] = StoredTensor(tuple(entry.size), entry.properties.dtype)
 
     def pieces(self) -> Iterator[Written]:
         """List the pieces in the order in which files hold them."""
@@ -136,6 +157,33 @@ class StoredWeights:
                 piece = Piece(index.fqn, tuple(index.offset), self._sizes(index))
                 found.append(Written(piece, info.relative_path, info.offset, info.length))
         yield from sorted(found, key=lambda piece: (piece.file, piece.offset))
+
+    def entries(self) -> dict[str, list[Entry]]:
+        """All that is stored, tensors and other objects, by file and in each file's order."""
+        found: dict[str, list[Entry]] = {}
+        for index, info in (self._index.storage_data or {}).items():
+            entry = Entry(index, info.offset, info.length)
+            found.setdefault(info.relative_path, []).append(entry)
+        for entries in found.values():
+            entries.sort(key=lambda entry: entry.offset)
+        return dict(sorted(found.items()))
+
+    def copy_index(
+        self, folder: Path, files: dict[str, list[Entry]], types: dict[str, torch.dtype]
+    ) -> None:
+        """Write the index of a copy whose entries lie elsewhere and are of other types."""
+        index = copy.deepcopy(self._index)
+        for key, dtype in types.items():
+            entry = index.state_dict_metadata[key]
+            assert isinstance(entry, TensorStorageMetadata)
+            entry.properties.dtype = dtype
+        index.storage_data = {
+            entry.index: _StorageInfo(file, entry.offset, entry.length)
+            for file, entries in files.items()
+            for entry in entries
+        }
+        with (folder / METADATA).open("wb") as out:
+            pickle.dump(index, out)
 
     def faults(self) -> Iterator[Problem]:
         """What is missing: files, ends of files, parts of tensors."""
@@ -162,6 +210,16 @@ class StoredWeights:
         if index.index is not None and chunks[index.index].offsets == index.offset:
             return tuple(chunks[index.index].sizes)
         return next(tuple(c.sizes) for c in chunks if c.offsets == index.offset)
+
+    def read_entry(self, file: str, entry: Entry) -> Tensor:
+        """Read an entry that is a piece of a tensor.
+
+        Raises:
+            InputError: The file is damaged.
+        """
+        index = entry.index
+        piece = Piece(index.fqn, tuple(index.offset or ()), self._sizes(index))
+        return self.read(Written(piece, file, entry.offset, entry.length))
 
     def read(self, held: Written) -> Tensor:
         """Read one piece.

@@ -111,6 +111,7 @@ FAMILIES = (
             "qk norm: head",
             "shared experts",
             "dense layers among experts",
+            "multi-token prediction",
         },
         tensors=TensorNames(),
     ),

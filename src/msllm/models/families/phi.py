@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msllm.models.families.decoder import experts, flag, number, size
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.mistral import MIXTRAL
 from msllm.models.weight_map import Gated, TensorNames
 
 _FUSED = TensorNames(
@@ -22,16 +23,19 @@ def _phimoe(config: Config) -> Fields:
             score_function="sparsemixer",
             norm_topk_prob=False,
             input_jitter=number(config, "input_jitter_noise", 0.0),
+            router_jitter=number(config, "router_jitter_noise", 0.01),
         ),
     }
 
+
+_TRAINS = frozenset({"rope: longrope", "sliding window"})
 
 FAMILIES = (
     Family(
         name="phi3",
         model_types=("phi3",),
         defaults={"rms_norm_eps": 1e-5},
-        trains=frozenset({"rope: longrope", "partial rotary", "sliding window"}),
+        trains=_TRAINS | {"partial rotary"},
         tensors=_FUSED,
     ),
     Family(
@@ -39,5 +43,17 @@ FAMILIES = (
         model_types=("phimoe",),
         defaults={"rms_norm_eps": 1e-5, "rope_theta": 1e6},
         fields=_phimoe,
+        trains=_TRAINS
+        | {
+            "attention output bias",
+            "experts",
+            "lm head bias",
+            "norm: LayerNorm",
+            "qkv bias",
+            "router: jitter",
+            "router: scores not renormalized",
+            "router: sparsemixer",
+        },
+        tensors=MIXTRAL,
     ),
 )

@@ -1,0 +1,277 @@
+"""Copies weights with numbers of another type: Hugging Face folders and checkpoints.
+
+Nothing else changes: names, shapes, tokenizer, optimizer state, integers; only the type that the
+config names follows. Weights go block by block; memory does not grow with the model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from msllm.engine.training import checkpoint_folder
+from msllm.engine.training.checkpoint_folder import MANIFEST
+from msllm.engine.weights import as_parameters, sidecar
+from msllm.engine.weights.conversion import Conversion
+from msllm.engine.weights.folder_kind import Folder, Kind, find
+from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
+from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, PublishedWriter
+from msllm.engine.weights.torch_dist import METADATA, Entry, StoredWeights
+from msllm.errors import InputError
+
+BLOCK = 2**23
+"""Numbers cast at a time."""
+PART_BYTES = 2**30
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+"""Types that are cast; others are kept as they are."""
+
+
+def cast(
+    source: Path,
+    out: Path,
+    dtype: torch.dtype,
+    *,
+    shard_bytes: int = SHARD_BYTES,
+    strict: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+) -> Conversion:
+    """Copy `source` to `out`, its weights as `dtype`.
+
+    Args:
+        source: A folder of Hugging Face weights, a checkpoint, or a run: its newest.
+        out: The folder to be made.
+        dtype: The new type of floating-point numbers.
+        shard_bytes: Most bytes in a file of Hugging Face weights.
+        strict: Whether finite values that `dtype` can't hold are an error; they become infinite.
+        progress: Called now and then.
+
+    Returns:
+        What was done; `not_finite` names the tensors with values that became infinite.
+
+    Raises:
+        InputError: The source is damaged, or of a kind that is not cast.
+        RunError: The disk is full.
+    """
+    folder = find(source)
+    if folder.kind is Kind.RANKS:
+        hint = "`msllm convert mindspeed-to-mcore` takes --dtype"
+        raise InputError(f"{source} is {folder.kind.value}", str(source), hint)
+    problems = check_out(out)
+    if problems:
+        raise InputError(problems)
+    job: _Published | _Stored
+    if folder.kind.is_published:
+        job = _Published(folder, dtype, shard_bytes)
+    else:
+        job = _Stored(folder, dtype)
+    partial = PartialFolder(out, job.identity())
+    parts = job.parts(partial.path)
+    started = any(partial.record(number) is not None for number in range(len(parts)))
+    if not started:
+        partial.check_room(sum(part.size for part in parts))
+    job.open(partial.path, started)
+    seconds = [0.0]
+
+    def shown(state: Progress) -> None:
+        seconds[0] = state.seconds
+        if progress is not None:
+            progress(state)
+
+    records = partial.run(parts, shown)
+    lost = sorted({name for record in records for name in record["lost"]})
+    if strict and lost:
+        partial.discard()
+        shown_names = ", ".join(lost[:6]) + (f" and {len(lost) - 6} more" if lost[6:] else "")
+        raise InputError(
+            f"{_name(dtype)} can't hold all values of {shown_names}",
+            str(source),
+            "use bf16, or leave out --strict: they become infinite",
+        )
+    job.finish(partial.path, records)
+    partial.publish(job.seal)
+    return Conversion(job.tensors, sum(part.size for part in parts), seconds[0], tuple(lost))
+
+
+class _Published:
+    """A folder of Hugging Face weights."""
+
+    def __init__(self, folder: Folder, dtype: torch.dtype, shard_bytes: int):
+        self._folder, self._dtype, self._shard_bytes = folder.path, dtype, shard_bytes
+        self._held = as_parameters.published(folder.path)
+        self._planned = {}
+        for name, entry in self._held.entries.items():
+            found = self._held.dtype(name)
+            if found.is_floating_point and found not in DTYPES:
+                raise InputError(
+                    f"{name} is {_name(found)}: the weights are quantized",
+                    str(folder.asked),
+                    "`msllm convert hf-to-mcore` multiplies scales in, and mcore-to-hf goes back",
+                )
+            self._planned[name] = Planned(entry.shape, dtype if found in DTYPES else found)
+        self.tensors = len(self._planned)
+        self._writer: PublishedWriter | None = None
+
+    def identity(self) -> dict[str, Any]:
+        files = sorted({entry.file for entry in self._held.entries.values()})
+        stats = [(str(file.absolute()), file.stat()) for file in files]
+        return {
+            "to": f"hf as {self._dtype}, files of {self._shard_bytes}",
+            "files": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
+        }
+
+    def parts(self, _: Path) -> list[Part]:
+        parts: list[Part] = []
+        names: list[str] = []
+        for name, tensor in self._planned.items():
+            if names and sum(self._planned[n].size for n in names) + tensor.size > PART_BYTES:
+                parts.append(self._part(names))
+                names = []
+            names.append(name)
+        return [*parts, self._part(names)]
+
+    def _part(self, names: list[str]) -> Part:
+        def do() -> dict[str, Any]:
+            assert self._writer is not None
+            lost = []
+            for name in names:
+                if _cast_into(self._writer.tensor(name), self._held.tensor(name)):
+                    lost.append(name)
+            return {"lost": lost}
+
+        return Part(sum(self._planned[name].size for name in names), do)
+
+    def open(self, folder: Path, started: bool) -> None:
+        self._writer = PublishedWriter(folder, self._planned, self._shard_bytes, fill=started)
+
+    def finish(self, folder: Path, _: list[Any]) -> None:
+        for file in sidecar.files(self._folder):
+            shutil.copyfile(file, folder / file.name)
+        _follow(folder / "config.json", self._dtype)
+
+    def seal(self, _: Path) -> None:
+        """There is nothing to be sealed."""
+
+
+class _Stored:
+    """A `torch_dist` checkpoint: weights are cast, anything else is copied byte for byte."""
+
+    def __init__(self, folder: Folder, dtype: torch.dtype):
+        self._folder, self._dtype, self._manifest = folder.path, dtype, folder.manifest
+        self._stored = StoredWeights(folder.path)
+        faults = list(self._stored.faults())
+        if faults:
+            raise InputError(faults)
+        self._files = self._stored.entries()
+        self._cast = {key for key, held in self._stored.tensors.items() if held.dtype in DTYPES}
+        self.tensors = len(self._stored.tensors)
+
+    def identity(self) -> dict[str, Any]:
+        index = (self._folder / METADATA).stat()
+        source = (str(self._folder.absolute()), index.st_size, index.st_mtime_ns)
+        return {"to": f"torch_dist as {self._dtype}", "from": source}
+
+    def parts(self, folder: Path) -> list[Part]:
+        return [self._part(name, entries, folder) for name, entries in self._files.items()]
+
+    def _part(self, name: str, entries: list[Entry], folder: Path) -> Part:
+        def do() -> dict[str, Any]:
+            places, lost = [], []
+            with (self._folder / name).open("rb") as source, (folder / name).open("wb") as out:
+                for entry in entries:
+                    start = out.tell()
+                    if entry.index.fqn in self._cast:
+                        values = self._stored.read_entry(name, entry)
+                        new = torch.empty(values.shape, dtype=self._dtype)
+                        if _cast_into(new, values):
+                            lost.append(entry.index.fqn)
+                        torch.save(new, out)
+                    else:
+                        source.seek(entry.offset)
+                        _copy(source, out, entry.length)
+                    places.append((start, out.tell() - start))
+            return {"lost": lost, "places": places}
+
+        return Part(sum(self._size(entry) for entry in entries), do)
+
+    def _size(self, entry: Entry) -> int:
+        """Bytes that an entry takes, about: the pickle around its numbers does not change."""
+        if entry.index.fqn not in self._cast:
+            return entry.length
+        held = self._stored.tensors[entry.index.fqn].dtype.itemsize
+        return math.ceil(entry.length * self._dtype.itemsize / held)
+
+    def open(self, folder: Path, started: bool) -> None:
+        pass
+
+    def finish(self, folder: Path, records: list[Any]) -> None:
+        moved = {
+            name: [
+                Entry(entry.index, start, length)
+                for entry, (start, length) in zip(entries, record["places"], strict=True)
+            ]
+            for (name, entries), record in zip(self._files.items(), records, strict=True)
+        }
+        self._stored.copy_index(folder, moved, dict.fromkeys(self._cast, self._dtype))
+        for path in sorted(self._folder.rglob("*")):
+            inner = path.relative_to(self._folder)
+            if path.is_file() and str(inner) not in {*self._files, METADATA, MANIFEST}:
+                (folder / inner).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, folder / inner)
+        _follow(folder / sidecar.FOLDER / "config.json", self._dtype)
+
+    def seal(self, folder: Path) -> None:
+        if self._manifest is not None:
+            checkpoint_folder.seal(folder, self._manifest)
+
+
+def _cast_into(target: Tensor, values: Tensor) -> bool:
+    """Write values into a tensor of another type; tells whether finite ones became infinite."""
+    lost = False
+    for new, old in zip(_blocks(target), _blocks(values), strict=True):
+        new.copy_(old)
+        if new.dtype != old.dtype and not bool(torch.isfinite(new).all()):
+            lost |= bool((torch.isfinite(old) & ~torch.isfinite(new)).any())
+    return lost
+
+
+def _blocks(tensor: Tensor) -> Iterator[Tensor]:
+    flat = tensor.view(-1)
+    for start in range(0, len(flat), BLOCK):
+        yield flat[start : start + BLOCK]
+
+
+def _copy(source: Any, out: Any, length: int) -> None:
+    while length:
+        data = source.read(min(length, 2**24))
+        if not data:
+            raise EOFError("a file of the checkpoint became shorter")
+        out.write(data)
+        length -= len(data)
+
+
+def _follow(path: Path, dtype: torch.dtype) -> None:
+    """Have a config name the new type, under the keys under which it names one."""
+    if not path.is_file():
+        return
+    config = json.loads(path.read_text(encoding="utf-8"))
+    found = [
+        (part, key)
+        for part in (config, config.get("text_config"))
+        if isinstance(part, dict)
+        for key in ("dtype", "torch_dtype")
+        if key in part
+    ]
+    for part, key in found or [(config, "torch_dtype")]:
+        part[key] = _name(dtype)
+    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
