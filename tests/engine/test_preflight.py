@@ -115,6 +115,12 @@ def test_recomputed_blocks_make_up_every_chunk():
     assert problem.hint == "use 1"
 
 
+def test_layers_of_multi_token_prediction_are_recomputed_one_by_one():
+    train = {"recompute": "full", "recompute_layers": 61}
+    found = preflight.check(run(model="deepseek-v3", train=train), {})
+    assert any("chunks of 1 and 61 layers" in text for text in texts(found))
+
+
 def test_blocks_are_checked_beside_other_sizes():
     train = {"recompute": "full", "recompute_layers": 3}
     config = run(layout={"tp": 3}, launch={"npus": 3}, train=train)

@@ -60,6 +60,11 @@ CASES = {
         | SCALES
         | {"rope_parameters": LINEAR, "max_position_embeddings": 32, "v_head_dim": 24},
     ),
+    "minicpm3-whole-sequences": Case(
+        model_type="minicpm3",
+        config=LATENTS | SCALES,
+        run={"layout": {"sequence_parallel": False}},
+    ),
     "deepseek_v2-lite": Case(
         model_type="deepseek_v2",
         config=DEEPSEEK | {"routed_scaling_factor": 1.0},

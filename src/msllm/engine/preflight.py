@@ -282,7 +282,10 @@ def _blocks(config: RunConfig, architecture: Architecture) -> Iterator[Problem]:
     """Check that recomputed blocks make up each pipeline chunk, as Megatron wants them to."""
     layout = Layout.from_world(config.layout, config.launch.world_size)
     block = config.train.recompute_layers
-    counts = sorted({len(chunk) for chunk in layout.chunks(architecture.num_layers)})
+    lengths = {len(chunk) for chunk in layout.chunks(architecture.num_layers)}
+    if architecture.num_nextn_predict_layers:
+        lengths.add(1)  # Megatron takes the layers of multi-token prediction one by one
+    counts = sorted(lengths)
     if all(count % block == 0 for count in counts):
         return
     common = math.gcd(*counts)

@@ -137,6 +137,10 @@ def test_a_head_that_is_not_the_embedding_is_warned_of_before_a_run(models, tmp_
     assert "lm_head.weight is not model.embed_tokens.weight" in warned(head)
 
 
+def test_multi_token_prediction_that_was_left_out(copy):
+    assert "has no layers of it" in problems(copy("deepseek_v3"), num_nextn_predict_layers=1)
+
+
 def test_a_missing_shard(copy):
     folder = copy()
     next(folder.glob("model-00002*")).unlink()

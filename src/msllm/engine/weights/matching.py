@@ -5,7 +5,7 @@ Every tensor of the folder must be used by the model's weight map, and the other
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from msllm.engine.weights.source import SHOWN, Source, open_weights, shortened
@@ -68,8 +68,19 @@ def _differences(source: Source, architecture: Architecture, where: str) -> Iter
     weights = mapped(architecture, has_fused_experts(source, architecture))
     assert weights is not None
     wanted = published_shapes(weights)
+    further = _further(architecture, wanted)
+    if further and not further & source.tensors.keys():
+        yield Problem(
+            "the model has multi-token prediction, and the folder has no layers of it",
+            where,
+            "set num_nextn_predict_layers to 0 in config.json to train without them",
+        )
+    else:
+        further = set()
     for name, shape in wanted.items():
         tensor = source.tensors.get(name)
+        if name in further:
+            continue
         if tensor is None:
             yield Problem(f"the model has {name}, and the folder does not", where)
         elif tensor.shape != shape:
@@ -81,6 +92,16 @@ def _differences(source: Source, architecture: Architecture, where: str) -> Iter
     for name in source.tensors.keys() - wanted.keys():
         if not harmless(name, architecture):
             yield Problem(f"the folder has {name}, and the model does not", where)
+
+
+def _further(architecture: Architecture, wanted: Iterable[str]) -> set[str]:
+    """Names of the tensors of multi-token prediction, which some publishers leave out."""
+    names = _names(architecture)
+    assert names is not None
+    first = architecture.num_layers
+    layers = range(first, first + architecture.num_nextn_predict_layers)
+    prefixes = tuple(names.layer.format(layer=layer) for layer in layers)
+    return {name for name in wanted if name.startswith(prefixes)}
 
 
 def harmless(name: str, architecture: Architecture) -> bool:
