@@ -214,7 +214,10 @@ class CheckpointConfig(Section):
     keep: NonNegative = Field(0, description="newest checkpoints kept, 0 for all")
     async_save: bool = Field(False, description="write checkpoints while training goes on")
     init_from: Path | None = Field(
-        None, description="folder of Hugging Face weights (safetensors) that a new run starts from"
+        None, description="Hugging Face weights, a checkpoint or a run that a new run starts from"
+    )
+    export_hf: Literal["never", "last", "every"] = Field(
+        "never", description="which saves are written as Hugging Face weights too, to out/hf"
     )
     resume: str = Field(
         "auto", description="auto: newest complete checkpoint in out; never; or a checkpoint folder"

@@ -276,7 +276,7 @@ def other(path: str) -> Any:
         "launch.rdzv_endpoint": "h:1", "train.optimizer": "muon", "train.lr_schedule": "wsd",
         "train.recompute": "full", "train.recompute_modules": ["mlp"], "train.init_std": 0.5,
         "moe.dispatcher": "allgather", "moe.aux_loss_coeff": 0.5, "checkpoint.resume": "never",
-        "checkpoint.init_from": "w",
+        "checkpoint.init_from": "w", "checkpoint.export_hf": "last",
         "log.wandb_project": "w", "log.swanlab_project": "s", "log.peak_tflops": 3.0,
     }  # fmt: skip
     if path in special:

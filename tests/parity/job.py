@@ -45,7 +45,7 @@ def build(folder: Path, sizes: dict[str, Any], dtype: str = "fp32") -> MegatronB
     architecture = resolve_model(str(folder)).architecture
     backend = MegatronBackend(architecture, layout, run, select_device("cpu"))
     read_with(settings.get("mutation"))
-    backend.load_published(folder)
+    backend.load_start(folder)
     return backend
 
 

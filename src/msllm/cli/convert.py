@@ -24,7 +24,7 @@ TO_HF = """Examples:
 
   msllm convert mcore-to-hf --checkpoint qwen3-8b-mcore --out Qwen3-8B-new
 
-  msllm convert mcore-to-hf --checkpoint RUN/checkpoints/step-00000100 --model Qwen3-8B --out out
+  msllm convert mcore-to-hf --checkpoint RUN --out out
 """
 
 
@@ -44,11 +44,15 @@ def hf_to_mcore(
 
 @app.command("mcore-to-hf", epilog=TO_HF)
 def mcore_to_hf(
-    checkpoint: Annotated[Path, typer.Option(metavar="DIR", help="the checkpoint's folder")],
+    checkpoint: Annotated[
+        Path, typer.Option(metavar="DIR", help="a checkpoint, or a run: its newest")
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="folder of Hugging Face weights")],
     model: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="config and tokenizer [those the checkpoint keeps]"),
+        str | None,
+        typer.Option(
+            metavar="NAME_OR_DIR", help="config and tokenizer [those the checkpoint keeps]"
+        ),
     ] = None,
     dtype: DtypeOption = None,
     strict: StrictOption = False,

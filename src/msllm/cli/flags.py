@@ -82,6 +82,7 @@ FLAGS = (
     Flag("--keep", "checkpoint.keep", SAVE),
     Flag("--init-from", "checkpoint.init_from", SAVE),
     Flag("--resume", "checkpoint.resume", SAVE),
+    Flag("--export-hf", "checkpoint.export_hf", SAVE),
     Flag("--log-interval", "log.interval", SAVE),
     Flag("--tensorboard", "log.tensorboard", SAVE, switch=True),
 )

@@ -53,6 +53,7 @@ def check_run(config: RunConfig) -> list[Problem]:
     data, folder = _data(config, architecture), check_folder(config)
     problems += data + folder
     problems += _beginning(config, architecture, comparable=not data and not folder)
+    problems += _export(config, architecture)
     problems += _sinks(config)
     if config.launch.nodes > 1 and config.out is None:
         hint = "give --out DIR on each"
@@ -305,10 +306,22 @@ def _beginning(
         return found + (resume.check_inputs(config, checkpoint) if comparable else [])
     if config.checkpoint.init_from is None:
         return []
-    from msllm.engine.weights.matching import check
+    from msllm.engine.weights.start import check
 
-    folder = config.checkpoint.init_from.expanduser()
-    return check(folder, architecture, f"--init-from {folder}")
+    return check(
+        config.checkpoint.init_from, architecture, f"--init-from {config.checkpoint.init_from}"
+    )
+
+
+def _export(config: RunConfig, architecture: Architecture | None) -> Iterator[Problem]:
+    """Refuse exports of weights whose published names are not known."""
+    if architecture is None or config.checkpoint.export_hf == "never":
+        return
+    from msllm.engine.weights import matching
+
+    if matching.mapped(architecture) is None:
+        where = f"--export-hf {config.checkpoint.export_hf}"
+        yield matching.unknown(architecture, where)
 
 
 def _sinks(config: RunConfig) -> list[Problem]:

@@ -23,6 +23,7 @@ from msllm.models.resolve import resolve_model
 FREE_SECTIONS = {"launch", "log"}
 FREE = {
     "checkpoint.save_interval", "checkpoint.keep", "checkpoint.async_save", "checkpoint.resume",
+    "checkpoint.export_hf",
     "layout.tp", "layout.pp", "layout.vpp", "layout.cp", "layout.ep", "layout.etp",
     "layout.pp_layout", "layout.sequence_parallel", "out", "device", "deterministic",
     "data.cache_dir", "data.workers", "data.loader_workers", "data.text_key", "train.steps",

@@ -152,9 +152,9 @@ CASES: dict[str, Callable[[], None]] = {
 
 def build(family: str = "qwen3", layout: dict | None = None, alltoall: bool = False):
     import megatron_case
-    from megatron.core import parallel_state
+    from groups import leave
 
-    parallel_state.destroy_model_parallel()
+    leave()
     return megatron_case.build({"family": family, "layout": layout or {}})
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from groups import leave
 from megatron_case import build, data
 
 
@@ -32,11 +33,9 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             queue = save(backend, Path(case["save"]), case.get("background", False))
     if queue is not None:
         queue.maybe_finalize_async_calls(blocking=True)
-    from megatron.core import parallel_state
-
     report = {"losses": losses, "norms": norms, "evaluated": evaluated}
     report |= {"adam_steps": adam_steps(backend), "padding": padding(backend)}
-    parallel_state.destroy_model_parallel()
+    leave()
     return report
 
 

@@ -11,6 +11,8 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 TIMEOUT = 600
+REST = 0.05
 
 
 def free_port() -> int:
@@ -32,29 +35,38 @@ def run_ranks(world_size: int, script: Path, *arguments: str, timeout: int = TIM
     job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     job["PYTHONPATH"] = os.pathsep.join(paths)  # cases import from `tests`
-    ranks = []
-    for rank in range(world_size):
-        env = os.environ | job | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size)}
-        env |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", str(script), *arguments],
-                env=env,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-            )
-        )
-    logs = []
-    try:
-        for process in ranks:
-            logs.append(process.communicate(timeout=timeout)[0])
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    failed = [(r.returncode, log) for r, log in zip(ranks, logs, strict=True) if r.returncode]
-    assert not failed, f"exit status {failed[0][0]}:\n{failed[0][1][-4000:]}"
+    with tempfile.TemporaryDirectory() as folder:
+        logs = [Path(folder, f"rank{rank}.log") for rank in range(world_size)]
+        ranks = []
+        for rank, log in enumerate(logs):
+            env = os.environ | job | {"OMP_NUM_THREADS": "1", "WORLD_SIZE": str(world_size)}
+            env |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            command = [sys.executable, "-W", "ignore", str(script), *arguments]
+            with log.open("w") as out:
+                ranks.append(subprocess.Popen(command, env=env, stdout=out, stderr=out))
+        try:
+            failed = wait(ranks, timeout)
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+        if failed:
+            pytest.fail("\n".join(f"{why}:\n{logs[n].read_text()[-4000:]}" for n, why in failed))
+
+
+def wait(ranks: list[subprocess.Popen[bytes]], timeout: float) -> list[tuple[int, str]]:
+    """Wait for all ranks, or for the first that fails: the others may then wait forever.
+
+    Time is counted in rests, not by the clock, which jumps where a virtual machine is halted.
+    """
+    for _ in range(int(timeout / REST)):
+        codes = [process.poll() for process in ranks]
+        if failed := [(n, f"exit status {code}") for n, code in enumerate(codes) if code]:
+            return failed
+        if None not in codes:
+            return []
+        time.sleep(REST)
+    return [(n, f"not done after {timeout} s") for n, p in enumerate(ranks) if p.poll() is None]
 
 
 class Jobs:

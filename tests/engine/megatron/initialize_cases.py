@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from groups import leave
 from megatron_case import build
 
 
@@ -109,9 +110,8 @@ def main() -> None:
         reports[case["name"]] = {"tied": tied(backend)}
         if os.environ["RANK"] == "0":
             torch.save(whole, folder / f"{case['name']}.pt")
-        from megatron.core import parallel_state
 
-        parallel_state.destroy_model_parallel()
+        leave()
     if os.environ["WORLD_SIZE"] == "1":
         reports["draw"] = {"error": draw_does_not_depend_on_the_cut()}
     if os.environ["RANK"] == "0":

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from checkpoint_cases import save
+from groups import leave
 from megatron_case import build, data
 
 SAVED_AT = 2
@@ -39,12 +40,11 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
             moves.note()
         if step == SAVED_AT and "save" in case:
             save(backend, Path(case["save"]), background=False)
-    from megatron.core import parallel_state
 
     report = {"losses": losses, "norms": norms, "kinds": kinds(backend)}
     if moves:
         report["moves"] = moves.report()
-    parallel_state.destroy_model_parallel()
+    leave()
     return report
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from groups import leave
 from megatron_case import build, data  # tests/engine/megatron is this script's own folder
 
 STEPS = 10
@@ -26,9 +27,8 @@ def train(case: dict[str, Any]) -> dict[str, Any]:
         norms.append(result.grad_norm)
         parts.append(result.loss_parts)
     evaluated = backend.evaluate(data(backend, 1, False))
-    from megatron.core import parallel_state
 
-    parallel_state.destroy_model_parallel()
+    leave()
     return {"losses": losses, "norms": norms, "parts": parts, "evaluated": evaluated}
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from tests.parity.job import batches, build, leave
+from tests.engine.megatron.groups import leave
+from tests.parity.job import batches, build
 
 
 def moved(folder: Path, sizes: dict[str, int]) -> list[str]:

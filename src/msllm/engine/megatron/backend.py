@@ -56,7 +56,7 @@ class MegatronBackend:
         self.architecture = architecture
         self.config = model_config.model_config(architecture, layout, run, device)
         chunks = model.build_chunks(self.config, layout, run.data.seq_length)
-        if run.checkpoint.init_from is None:  # else weights come by `load_published`
+        if run.checkpoint.init_from is None:  # else weights come by `load_start`
             initialize.initialize(
                 chunks, run.seed, run.train.init_std or architecture.initializer_range
             )
@@ -143,10 +143,14 @@ class MegatronBackend:
         self.schedule.num_steps = 0
         self.schedule.step(increment=step)
 
-    def load_published(self, folder: Path) -> None:
-        """Read Hugging Face weights, which `weights.matching.check` has found to fit."""
-        from msllm.engine.weights import initial
+    def load_start(self, folder: Path) -> None:
+        """Read Hugging Face weights or a checkpoint's, which `weights.start.check` found to fit."""
+        from msllm.engine.weights import initial, start
 
+        checkpoint = start.locate(folder, f"--init-from {folder}")
+        if checkpoint is not None:
+            self.load_weights(checkpoint)
+            return
         initial.fill([chunk.module for chunk in self.chunks], folder, self.architecture)
         self.optimizer.reload_model_params()  # its float32 copies
 

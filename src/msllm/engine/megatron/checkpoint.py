@@ -20,6 +20,10 @@ from msllm.engine.megatron.optimizer import choose_kernels, inner_optimizers
 if TYPE_CHECKING:
     from msllm.engine.megatron.backend import MegatronBackend
 
+EXTRA_STATE = "_extra_state"
+"""What Transformer Engine's modules keep beside parameters. Ours have none: it is written, for
+Megatron's other readers, and never read, so that converted checkpoints can do without."""
+
 
 def save(backend: MegatronBackend, folder: Path, background: bool) -> Any:
     """Write the backend's state into `folder`, which exists and is empty.
@@ -47,8 +51,7 @@ def load(backend: MegatronBackend, folder: Path) -> None:
     if not saved_here:
         request.pop("rng")
     state = dist_checkpointing.load(request, str(folder), validate_access_integrity=True)
-    for index, chunk in enumerate(backend.chunks):
-        chunk.module.load_state_dict(state[_key(backend, index)], strict=True)
+    _fill(backend, state)
     backend.optimizer.load_state_dict(state["optimizer"])
     _separate_steps(backend.optimizer)
     choose_kernels(backend.optimizer, backend.device)
@@ -57,11 +60,18 @@ def load(backend: MegatronBackend, folder: Path) -> None:
 
 
 def load_weights(backend: MegatronBackend, folder: Path) -> None:
-    """Read only the weights of a checkpoint into the backend."""
-    request = _weights(backend)
-    state = dist_checkpointing.load(request, str(folder), validate_access_integrity=True)
+    """Read only the weights of a checkpoint into the backend; its optimizer copies them too."""
+    request = _weights(backend, loading=True)
+    _fill(backend, dist_checkpointing.load(request, str(folder), validate_access_integrity=True))
+    backend.optimizer.reload_model_params()
+
+
+def _fill(backend: MegatronBackend, state: dict[str, Any]) -> None:
     for index, chunk in enumerate(backend.chunks):
-        chunk.module.load_state_dict(state[_key(backend, index)], strict=True)
+        found = chunk.module.load_state_dict(state[_key(backend, index)], strict=False)
+        missing = [name for name in found.missing_keys if not name.endswith(EXTRA_STATE)]
+        if missing or found.unexpected_keys:
+            raise AssertionError(f"weights do not fit: {missing} {found.unexpected_keys}")
 
 
 def _allocate_optimizer_state(optimizer: Any) -> None:
@@ -109,17 +119,21 @@ def _metadata() -> dict[str, Any]:
     }
 
 
-def _weights(backend: MegatronBackend) -> dict[str, Any]:
+def _weights(backend: MegatronBackend, loading: bool) -> dict[str, Any]:
     metadata = _metadata()
     return {
-        _key(backend, index): chunk.module.sharded_state_dict(metadata=metadata)
+        _key(backend, index): {
+            name: tensor
+            for name, tensor in chunk.module.sharded_state_dict(metadata=metadata).items()
+            if not (loading and name.endswith(EXTRA_STATE))
+        }
         for index, chunk in enumerate(backend.chunks)
     }
 
 
 def _state(backend: MegatronBackend, loading: bool) -> dict[str, Any]:
     metadata = _metadata()
-    state = _weights(backend)
+    state = _weights(backend, loading)
     state["optimizer"] = backend.optimizer.sharded_state_dict(
         dict(state), is_loading=loading, metadata=metadata
     )

@@ -99,13 +99,13 @@ def train(job: Job, backend: Any, stop: StopSignal) -> None:
                 checkpoints.save(step, batches.consumed_samples)
                 recorder.restart_clock()
             if stopping and step < run.train.steps:
-                checkpoints.finish()
+                checkpoints.close()
                 raise Interrupted(
                     f"stopped after step {step}; everything is saved",
                     str(job.folder.path),
                     "run the same command again to go on",
                 )
-        checkpoints.finish()
+        checkpoints.close()
     finally:
         batches.close()
         recorder.close()
@@ -125,7 +125,7 @@ def _resume(job: Job, backend: Any, events: EventLog) -> tuple[int, int]:
         if job.run.checkpoint.init_from is not None:
             if dist.get_rank() == 0:
                 events.write("phase", f"reading weights from {job.run.checkpoint.init_from}")
-            backend.load_published(job.run.checkpoint.init_from)
+            backend.load_start(job.run.checkpoint.init_from)
         return 0, 0
     saver.check_format(checkpoint, job.run)
     if dist.get_rank() == 0:

@@ -23,7 +23,9 @@ from msllm.engine.layout import Layout
 from msllm.engine.training import checkpoint_folder
 from msllm.engine.training.checkpoint_folder import Checkpoint, Manifest
 from msllm.engine.training.events import EventLog
+from msllm.engine.training.exporter import Exporter
 from msllm.engine.training.run_folder import RunFolder
+from msllm.engine.weights import sidecar
 from msllm.errors import RunError
 from msllm.models.architecture import Architecture
 
@@ -45,7 +47,10 @@ class Saver:
         self._architecture, self._layout = architecture, layout
         self._rank = dist.get_rank()
         self._events = EventLog(folder.events)
-        self._inputs = fingerprint(run.data) if self._rank == 0 else {}
+        first = self._rank == 0
+        self._inputs = fingerprint(run.data) if first else {}
+        self._beside = sidecar.of_run(run) if first else {}  # now: it may be gone when saving
+        self._exporter = Exporter(run, folder, self._events)
         self._queue: Any = None
         self.last_saved = -1
 
@@ -83,6 +88,15 @@ class Saver:
         """Wait for a background save."""
         self._complete(wait=True)
 
+    def close(self) -> None:
+        """Wait for all that goes on in the background at the end of a run.
+
+        Raises:
+            RunError: As `save`, or weights could not be exported.
+        """
+        self.finish()
+        self._exporter.close()
+
     def _complete(self, wait: bool) -> None:
         if self._queue is not None:
             with self._explained(self.last_saved):
@@ -99,9 +113,12 @@ class Saver:
         if self._rank != 0:
             return
         with self._explained(manifest.step):
-            checkpoint_folder.commit(path, manifest)
+            sidecar.keep(self._beside, path)
+            checkpoint = checkpoint_folder.commit(path, manifest)
+            self._exporter.finish()  # before what it reads may go
             checkpoint_folder.prune(self._folder.checkpoints, self._run.checkpoint.keep)
         self._events.write("checkpoint", f"checkpoint saved at step {manifest.step}", manifest.step)
+        self._exporter.start(checkpoint)
 
     @contextmanager
     def _explained(self, step: int) -> Iterator[None]:

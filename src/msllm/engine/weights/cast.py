@@ -18,12 +18,13 @@ from torch import Tensor
 
 from msllm.engine.training import checkpoint_folder
 from msllm.engine.training.checkpoint_folder import MANIFEST
-from msllm.engine.weights import sidecar, sources
+from msllm.engine.weights import sidecar, views
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.folder_kind import Folder, Kind, find
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
 from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, PublishedWriter
-from msllm.engine.weights.torch_dist import METADATA, Entry, StoredWeights
+from msllm.engine.weights.start import INDEX
+from msllm.engine.weights.torch_dist import Entry, StoredWeights
 from msllm.errors import InputError
 
 BLOCK = 2**23
@@ -104,7 +105,7 @@ class _Published:
 
     def __init__(self, folder: Folder, dtype: torch.dtype, shard_bytes: int):
         self._folder, self._dtype, self._shard_bytes = folder.path, dtype, shard_bytes
-        self._held = sources.published(folder.path)
+        self._held = views.published(folder.path)
         self._planned = {}
         for name, entry in self._held.entries.items():
             found = self._held.dtype(name)
@@ -173,7 +174,7 @@ class _Stored:
         self.tensors = len(self._stored.tensors)
 
     def identity(self) -> dict[str, Any]:
-        index = (self._folder / METADATA).stat()
+        index = (self._folder / INDEX).stat()
         source = (str(self._folder.absolute()), index.st_size, index.st_mtime_ns)
         return {"to": f"torch_dist as {self._dtype}", "from": source}
 
@@ -221,7 +222,7 @@ class _Stored:
         self._stored.copy_index(folder, moved, dict.fromkeys(self._cast, self._dtype))
         for path in sorted(self._folder.rglob("*")):
             inner = path.relative_to(self._folder)
-            if path.is_file() and str(inner) not in {*self._files, METADATA, MANIFEST}:
+            if path.is_file() and str(inner) not in {*self._files, INDEX, MANIFEST}:
                 (folder / inner).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(path, folder / inner)
         _follow(folder / sidecar.FOLDER / "config.json", self._dtype)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from msllm.engine.weights import sources
+from msllm.engine.weights import views
 from msllm.engine.weights.folder_kind import Folder, Kind, find
 from msllm.engine.weights.pickled import PickledWeights
 from msllm.engine.weights.published import TORCH_NAMES, PublishedWeights
@@ -69,7 +69,7 @@ def inspect(folder: Path) -> Contents:
         InputError: It is none of these, or damaged.
     """
     found = find(folder)
-    architecture = sources.architecture_of(found)
+    architecture = views.architecture_of(found)
     names = () if architecture is None else _names(architecture)
     manifest = found.manifest
     layout = dict(manifest.layout) if manifest is not None and manifest.layout else None

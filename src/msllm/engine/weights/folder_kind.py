@@ -10,10 +10,9 @@ from pathlib import Path
 from msllm.engine.training import checkpoint_folder
 from msllm.engine.training.checkpoint_folder import MANIFEST, Manifest
 from msllm.engine.weights import pickled, published
+from msllm.engine.weights.start import INDEX, LATEST
 from msllm.errors import InputError
 
-TRACKER = "latest_checkpointed_iteration.txt"
-"""Where Megatron-LM writes which of a folder's iterations is the newest."""
 RANK_FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?")
 
 
@@ -77,7 +76,7 @@ def find(folder: Path, where: str = "") -> Folder:
 
 
 def _torch_dist(asked: Path, path: Path) -> Folder | None:
-    if not (path / ".metadata").exists():
+    if not (path / INDEX).exists():
         return None
     manifest = None
     if (path / MANIFEST).exists():
@@ -89,13 +88,13 @@ def _torch_dist(asked: Path, path: Path) -> Folder | None:
 
 
 def _ranks(asked: Path, path: Path) -> Folder | None:
-    tracker = path / TRACKER
+    tracker = path / LATEST
     if tracker.is_file():
         said = tracker.read_text(errors="replace").strip()
         inner = path / (f"iter_{int(said):07d}" if said.isdecimal() else said)
         if not inner.is_dir() or inner == path:
-            raise InputError(f"{inner.name} is missing, which {TRACKER} names", str(asked))
-        if (inner / ".metadata").exists():
+            raise InputError(f"{inner.name} is missing, which {LATEST} names", str(asked))
+        if (inner / INDEX).exists():
             found = _torch_dist(asked, inner)
             assert found is not None
             return Folder(asked, inner, found.kind, int(said) if said.isdecimal() else None)

@@ -27,7 +27,11 @@ def check(folder: Path, architecture: Architecture, where: str) -> list[Problem]
         published = PublishedWeights(folder.expanduser())
     except MsllmError as error:
         return error.problems
-    found = list(_differences(published, weights, architecture, where))
+    return first(list(_differences(published, weights, architecture, where)), where)
+
+
+def first(found: list[Problem], where: str) -> list[Problem]:
+    """The first of many problems, and how many more there are."""
     if len(found) > SHOWN:
         found[SHOWN:] = [Problem(f"and {len(found) - SHOWN} more of that kind", where)]
     return found

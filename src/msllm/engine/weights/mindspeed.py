@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,14 +10,15 @@ from typing import Any
 import torch
 
 from msllm.engine.layout import Layout
-from msllm.engine.weights import matching, sidecar, sources, to_mcore
+from msllm.engine.weights import matching, sidecar, to_mcore, views
 from msllm.engine.weights.conversion import Conversion
-from msllm.engine.weights.folder_kind import TRACKER, Folder, Kind, find
+from msllm.engine.weights.folder_kind import Folder, Kind, find
 from msllm.engine.weights.partial import PartialFolder, Progress, check_out
 from msllm.engine.weights.rank_files import RankFiles
 from msllm.engine.weights.rank_parts import RankParts
 from msllm.engine.weights.rank_weights import RankWeights, as_they_are
 from msllm.engine.weights.rank_writer import ITERATION, RankWriter
+from msllm.engine.weights.start import INDEX, LATEST
 from msllm.engine.weights.stored import differences
 from msllm.engine.weights.stored_parts import StoredParts
 from msllm.engine.weights.torch_dist import StoredWeights
@@ -79,7 +79,7 @@ def mcore_to_mindspeed(
     parts = RankParts(weights, architecture, layout, rows)
     pieces = StoredParts(stored, weights, architecture)
     types = {name: dtype or held for name, held in pieces.types.items()}
-    index = (folder.path / ".metadata").stat()
+    index = (folder.path / INDEX).stat()
     work = {
         "to": "mindspeed",
         "from": (str(folder.path.absolute()), index.st_size, index.st_mtime_ns),
@@ -87,7 +87,7 @@ def mcore_to_mindspeed(
         "vocabulary": rows,
         "types": sorted((name, str(held)) for name, held in types.items()),
     }
-    beside = model if model is not None else sources.config_folder(folder)
+    beside = model if model is not None else views.config_folder(folder)
     return _write(parts, pieces, types, work, out, beside, strict, progress)
 
 
@@ -121,11 +121,9 @@ def _write(
     if strict and bad:
         partial.discard()
         raise InputError([matching.not_finite(bad, str(out))])
-    (partial.path / TRACKER).write_text(str(ITERATION))
-    kept = partial.path / sidecar.FOLDER
-    for file in [] if beside is None else sidecar.files(beside):
-        kept.mkdir(exist_ok=True)
-        shutil.copyfile(file, kept / file.name)
+    (partial.path / LATEST).write_text(str(ITERATION))
+    if beside is not None:
+        sidecar.keep(sidecar.read(beside), partial.path)
     partial.publish()
     tensors = sum(1 for rank in parts.ranks for _ in parts.held(rank))
     return Conversion(tensors, size, seconds[0], tuple(bad))
@@ -165,7 +163,7 @@ def mindspeed_to_mcore(
     if problems:
         raise InputError(problems)
     held = RankWeights(RankFiles(folder.path), weights, architecture)
-    beside = model if model is not None else sources.config_folder(folder)
+    beside = model if model is not None else views.config_folder(folder)
     assert beside is not None
     work = to_mcore.Work(held, as_they_are(weights), architecture, held.files, dtype)
     return to_mcore.write(work, beside, out, strict=strict, progress=progress)
@@ -176,7 +174,7 @@ def _model(folder: Folder, model: Path | None, where: str) -> tuple[Architecture
     if model is not None:
         architecture = architecture_from_config(read_config(model))
     else:
-        found = sources.architecture_of(folder)
+        found = views.architecture_of(folder)
         if found is None:
             raise InputError(
                 "the checkpoint does not say which model it is of",

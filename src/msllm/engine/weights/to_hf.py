@@ -13,16 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msllm.engine.weights import matching, sidecar, transform
+from msllm.engine.weights import matching, sidecar, start, transform
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
 from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, PublishedWriter
+from msllm.engine.weights.sidecar import Files
 from msllm.engine.weights.stored import differences
 from msllm.engine.weights.stored_parts import StoredParts
 from msllm.engine.weights.torch_dist import StoredWeights
 from msllm.errors import InputError
 from msllm.models.architecture import Architecture
 from msllm.models.hf_config import architecture_from_config, read_config
+from msllm.models.resolve import resolve_model
 from msllm.models.weight_map import WeightMap, published_shapes
 
 
@@ -30,7 +32,7 @@ def mcore_to_hf(
     checkpoint: Path,
     out: Path,
     *,
-    model: Path | None = None,
+    model: str | None = None,
     dtype: torch.dtype | None = None,
     shard_bytes: int = SHARD_BYTES,
     strict: bool = False,
@@ -39,10 +41,10 @@ def mcore_to_hf(
     """Export a checkpoint.
 
     Args:
-        checkpoint: Its folder.
+        checkpoint: Its folder, or that of a run: its newest.
         out: The folder of Hugging Face weights, which is not there yet.
-        model: A folder with the model's config.json and tokenizer; None for those that the
-            checkpoint keeps.
+        model: A folder with the model's config.json and tokenizer, or a name in the catalog; None
+            for the files that the checkpoint keeps.
         dtype: Type of the weights; None for that of the checkpoint.
         shard_bytes: Most bytes in a file.
         strict: Whether values that are not finite are an error.
@@ -52,19 +54,15 @@ def mcore_to_hf(
         InputError: The checkpoint is damaged or not that of the model.
         RunError: The disk is full.
     """
-    beside = model or sidecar.kept(checkpoint)
-    if beside is None:
-        raise InputError(
-            "the checkpoint does not say which model it is of",
-            f"--checkpoint {checkpoint}",
-            "give --model, a folder with the model's config.json and tokenizer",
-        )
-    architecture = architecture_from_config(read_config(beside))
+    where = f"--checkpoint {checkpoint}"
+    checkpoint = start.locate(checkpoint, where) or checkpoint
+    beside, architecture = _beside(checkpoint, model, where)
     stored = StoredWeights(checkpoint)
     weights = matching.mapped(architecture)
     if weights is None:
-        raise InputError([matching.unknown(architecture, str(beside))])
-    problems = [*differences(stored, weights, architecture, str(checkpoint)), *check_out(out)]
+        raise InputError([matching.unknown(architecture, where)])
+    found = matching.first(list(differences(stored, weights, architecture, str(checkpoint))), where)
+    problems = [*found, *check_out(out)]
     if problems:
         raise InputError(problems)
     export = _Export(stored, weights, architecture, dtype)
@@ -85,9 +83,29 @@ def mcore_to_hf(
     if strict and bad:
         partial.discard()
         raise InputError([matching.not_finite(bad, str(checkpoint))])
-    sidecar.copy(beside, partial.path)
+    sidecar.write(beside, partial.path)
     partial.publish()
     return Conversion(len(export.planned), sum(part.size for part in parts), seconds[0], tuple(bad))
+
+
+def _beside(checkpoint: Path, model: str | None, where: str) -> tuple[Files, Architecture]:
+    """The files that go beside the weights, and the shape that the config among them gives."""
+    kept = sidecar.kept(checkpoint)
+    if model is None:
+        if kept is None:
+            raise InputError(
+                "the checkpoint does not say which model it is of",
+                where,
+                "give --model, a name in the catalog or a folder with config.json and tokenizer",
+            )
+        return sidecar.read(kept), architecture_from_config(read_config(kept))
+    found = resolve_model(model)
+    if found.card is None:
+        return sidecar.read(Path(model).expanduser()), found.architecture
+    if found.architecture is None:
+        raise InputError(f"the shape of {found.name} is not known", f"--model {model}")
+    files = sidecar.read(kept) if kept else {}
+    return files | {sidecar.CONFIG: sidecar.config_file(found)}, found.architecture
 
 
 class _Export:

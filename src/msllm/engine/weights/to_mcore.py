@@ -102,7 +102,7 @@ def write(
         raise InputError([matching.not_finite(not_finite, str(source))])
     written = [_written(entry) for record in records for entry in record["written"]]
     torch_dist.finish(partial.path, work.tensors, written)
-    sidecar.keep(source, partial.path)
+    sidecar.keep(sidecar.read(source), partial.path)
     manifest = Manifest(
         step=0, architecture=asdict(work.architecture), extra={"weights_only": True}
     )

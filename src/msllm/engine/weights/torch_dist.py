@@ -32,6 +32,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from msllm.engine.weights.start import INDEX
 from msllm.errors import InputError, Problem
 
 KIND = {
@@ -41,8 +42,6 @@ KIND = {
     "common_backend_version": 1,
 }
 
-METADATA = ".metadata"
-"""The index's file."""
 OPTIMIZER = "optimizer."
 """What the names of the optimizer's tensors begin with."""
 
@@ -138,9 +137,7 @@ class StoredWeights:
             self._index = FileSystemReader(folder).read_metadata()
         except Exception as error:  # a pickle, damaged in whatever way
             what = "missing" if isinstance(error, FileNotFoundError) else f"damaged: {error}"
-            raise InputError(f"the checkpoint's index is {what}", str(folder / METADATA)) from (
-                error
-            )
+            raise InputError(f"the checkpoint's index is {what}", str(folder / INDEX)) from (error)
         self.tensors: dict[str, StoredTensor] = {}
         self.optimizer: dict[str, StoredTensor] = {}
         for key, entry in self._index.state_dict_metadata.items():
@@ -182,7 +179,7 @@ class StoredWeights:
             for file, entries in files.items()
             for entry in entries
         }
-        with (folder / METADATA).open("wb") as out:
+        with (folder / INDEX).open("wb") as out:
             pickle.dump(index, out)
 
     def faults(self) -> Iterator[Problem]:

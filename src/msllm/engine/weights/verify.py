@@ -13,11 +13,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from msllm.engine.weights import matching, sources
+from msllm.engine.weights import matching, views
 from msllm.engine.weights.folder_kind import Folder, find
 from msllm.engine.weights.partial import Progress
-from msllm.engine.weights.sources import AsPublished, Source
 from msllm.engine.weights.torch_dist import StoredTensor
+from msllm.engine.weights.views import AsPublished, View
 from msllm.errors import InputError
 from msllm.models.architecture import Architecture
 from msllm.models.hf_config import architecture_from_config, read_config
@@ -100,9 +100,9 @@ def verify(
     return Verdict(len(names), total, tuple(found))
 
 
-def _open(a: Folder, b: Folder, model: Path | None) -> tuple[Source, Source]:
+def _open(a: Folder, b: Folder, model: Path | None) -> tuple[View, View]:
     """Open both sides so that the same tensor has the same name."""
-    own = [sources.architecture_of(folder) for folder in (a, b)]
+    own = [views.architecture_of(folder) for folder in (a, b)]
     given = None if model is None else architecture_from_config(read_config(model))
     mapped = [arch is not None and matching.mapped(arch) is not None for arch in own]
     if a.kind.is_published and b.kind.is_published:
@@ -118,7 +118,7 @@ def _open(a: Folder, b: Folder, model: Path | None) -> tuple[Source, Source]:
             f"{a.asked} {b.asked}",
             "give --model, a folder with the model's config.json",
         )
-    return sources.parameters(a, one), sources.parameters(b, other)
+    return views.parameters(a, one), views.parameters(b, other)
 
 
 def _forget_harmless(side: AsPublished, architecture: Architecture) -> None:
@@ -126,7 +126,7 @@ def _forget_harmless(side: AsPublished, architecture: Architecture) -> None:
         del side.tensors[name]
 
 
-def _one_sided(a: Source, b: Source) -> Iterator[Difference]:
+def _one_sided(a: View, b: View) -> Iterator[Difference]:
     for name, held in a.tensors.items():
         if name not in b.tensors:
             yield Difference(name, held, None)
@@ -138,8 +138,8 @@ def _one_sided(a: Source, b: Source) -> Iterator[Difference]:
 def _compared(
     name: str,
     sides: tuple[StoredTensor, StoredTensor],
-    first: Source,
-    second: Source,
+    first: View,
+    second: View,
     tolerance: float | None,
 ) -> Iterator[Difference]:
     """Compare a tensor that has the same shape on both sides; give what differs, if anything."""

@@ -25,7 +25,7 @@ from msllm.models.hf_config import architecture_from_config, read_config
 from msllm.models.weight_map import WeightMap, published_shapes
 
 
-class Source(Protocol):
+class View(Protocol):
     """Tensors by name."""
 
     @property
@@ -74,7 +74,7 @@ def architecture_of(folder: Folder) -> Architecture | None:
         return None
 
 
-def parameters(folder: Folder, architecture: Architecture) -> Source:
+def parameters(folder: Folder, architecture: Architecture) -> View:
     """View a folder's weights as Megatron's parameters, by global name.
 
     Raises:
