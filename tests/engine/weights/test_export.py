@@ -22,7 +22,7 @@ from tests.engine.weights.published_forms import assert_same, config_of, read, w
 from tests.parity import dense_cases, moe_cases
 
 CASES = {name: case for m in (dense_cases, moe_cases) for name, case in m.CASES.items()}
-WEIGHTS = Path(to_hf.__file__).parent
+WEIGHTS = Path(to_mcore.__file__).parent
 
 
 @pytest.fixture(scope="module")
