@@ -39,7 +39,6 @@ class Exporter:
         if out.exists():  # of a run that was at this step before
             return
         self.finish()
-        self.folder.hf.mkdir(exist_ok=True)
         command = [sys.executable, "-m", __name__, str(checkpoint.path), str(out)]
         with (self.folder.logs / "export.log").open("ab") as log:
             job = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
@@ -88,10 +87,10 @@ def main(arguments: list[str]) -> int:
     os.nice(10)  # training goes first
     checkpoint, out = map(Path, arguments)
     try:
+        out.parent.mkdir(exist_ok=True)
         done = mcore_to_hf(checkpoint, out)
-    except MsllmError as error:
-        for problem in error.problems:
-            print(checkpoint, problem, file=sys.stderr)
+    except (MsllmError, OSError) as error:
+        print(f"{checkpoint}: {error}", file=sys.stderr)
         return 1
     print(f"{out}: {done.tensors:,} tensors, {done.bytes:,} bytes in {done.seconds:.1f} s")
     return 0
