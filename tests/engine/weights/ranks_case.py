@@ -93,10 +93,10 @@ def compute(folder: Path, files: Path, saved: Path, sizes: dict[str, Any]) -> di
 
     from megatron.core import dist_checkpointing, parallel_state
 
-    from msllm.engine.megatron import checkpoint
-
     saved.mkdir(exist_ok=True)
-    dist_checkpointing.save(checkpoint._weights(backend), str(saved))
+    chunks = enumerate(backend.chunks)
+    state = {f"model{n}": chunk.module.sharded_state_dict() for n, chunk in chunks}
+    dist_checkpointing.save(state, str(saved))
     if sizes.get("etp", 1) > 1:
         return {"logits": None}
     logits: list[torch.Tensor] = []

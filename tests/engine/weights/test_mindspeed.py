@@ -20,13 +20,15 @@ from msllm.engine.weights.rank_writer import RankWriter
 from msllm.engine.weights.to_mcore import hf_to_mcore
 from msllm.engine.weights.verify import verify
 from tests.engine.megatron.conftest import run_ranks
-from tests.parity import dense_cases, moe_cases
+from tests.parity import dense_cases, latent_cases, moe_cases
 
-CASES = {name: case for m in (dense_cases, moe_cases) for name, case in m.CASES.items()}
+CASES = {
+    name: case for m in (dense_cases, moe_cases, latent_cases) for name, case in m.CASES.items()
+}
 JOBS = {
     "tp2-pp2": (4, {"tp": 2, "pp": 2}, ("qwen3", "llama-rope3-tied", "llama-biases", "glm4")),
     "pp2-vpp2": (2, {"pp": 2, "vpp": 2}, ("qwen2",)),
-    "tp2-ep2": (4, {"tp": 2, "ep": 2}, ("mixtral", "qwen3_moe")),
+    "tp2-ep2": (4, {"tp": 2, "ep": 2}, ("mixtral", "minimax_m2", "glm4_moe")),
     "tp2-ep2-etp2": (4, {"tp": 2, "ep": 2, "etp": 2}, ("qwen3_moe",)),
 }
 EACH = [(job, name) for job, (_, _, names) in JOBS.items() for name in names]
@@ -103,6 +105,9 @@ def test_files_that_training_wrote_are_read(exchanged, folder, tmp_path, job, na
         ("llama-rope3-tied", {"tp": 2, "pp": 4}),
         ("glm4", {"pp": 2, "vpp": 2}),
         ("mixtral", {"tp": 2, "pp": 2, "ep": 4}),
+        ("minimax_m2", {"tp": 2, "pp": 2}),
+        ("glm4_moe", {"tp": 2, "pp": 2, "ep": 2}),
+        ("phimoe", {"tp": 2}),
         ("qwen3_moe", {"tp": 4, "pp": 2, "vpp": 2, "ep": 2, "etp": 4}),
     ],
 )
@@ -194,6 +199,13 @@ def test_layouts_that_can_not_be(folder, tmp_path, capsys, flags, said):
     hf(folder, "qwen3")
     where = ("--checkpoint", str(folder / "mcore" / "qwen3"), "--out", str(tmp_path / "out"))
     assert said in refused(capsys, tmp_path, "mcore-to-mindspeed", *where, *flags)
+
+
+def test_latent_attention_is_not_exchanged(folder, tmp_path, capsys):
+    hf(folder, "deepseek_v3")
+    where = ("--checkpoint", str(folder / "mcore" / "deepseek_v3"), "--out", str(tmp_path / "out"))
+    said = refused(capsys, tmp_path, "mcore-to-mindspeed", *where, "--pp", "2")
+    assert "is not known" in said
 
 
 def test_the_commands(folder, tmp_path, capsys):

@@ -100,7 +100,7 @@ def _write(
     strict: bool,
     progress: Callable[[Progress], None] | None,
 ) -> Conversion:
-    list(parts.held(parts.ranks[0]))  # refuses what is not known to be spread
+    parts.check()
     partial = PartialFolder(out, work)
     writer = RankWriter(partial.path / f"iter_{ITERATION:07d}", parts, types)
     jobs = pieces.parts(writer.place)

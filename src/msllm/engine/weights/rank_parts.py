@@ -18,6 +18,8 @@ from msllm.models.architecture import Architecture
 from msllm.models.weight_map import Weight, WeightMap
 
 HEAD = "output_layer.weight"
+VOCABULARY = (EMBEDDING, HEAD, "output_layer.bias")
+"""Parameters with a row for each token."""
 BY_ROWS = re.compile(r".*\.(word_embeddings|linear_qkv|linear_fc1)\.(weight|bias)|output_layer\..+")
 BY_COLUMNS = re.compile(r".*\.(linear_proj|linear_fc2)\.weight")
 WHOLE = re.compile(
@@ -98,13 +100,26 @@ class RankParts:
                 return index, f"{layer[1]}{number - layers.start}{rest}"
         return None
 
+    def check(self) -> None:
+        """Refuse a model with parameters of which it is not known how they are spread.
+
+        Raises:
+            InputError: It is one.
+        """
+        for name, weight in self.weights.items():
+            self._slice(name, weight, Rank(0, 0, 0))
+
+    def _is_norm_of_all_heads(self, name: str) -> bool:
+        whole = self.architecture.qk_norm == "full"
+        return whole and name.endswith((".q_layernorm.weight", ".k_layernorm.weight"))
+
     def _slice(self, name: str, weight: Weight, rank: Rank) -> Slice:
         tp, t = self.layout.tp, rank.tp
         if ".experts." in name and self.layout.etp == 1:
             tp, t = 1, 0
-        rows = self.vocabulary if name in (EMBEDDING, HEAD) else weight.rows
+        rows = self.vocabulary if name in VOCABULARY else weight.rows
         width = weight.width or 0
-        if BY_ROWS.fullmatch(name):
+        if BY_ROWS.fullmatch(name) or self._is_norm_of_all_heads(name):
             return Slice(name, 0, width, rows_held(rows // tp, t, tp, ".linear_fc1." in name))
         if BY_COLUMNS.fullmatch(name):
             columns = width // tp

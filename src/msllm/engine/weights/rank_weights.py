@@ -41,6 +41,7 @@ class RankWeights:
         self._weights = weights
         parts = RankParts(weights, architecture, *_layout(files, architecture))
         self._parts: dict[str, list[tuple[Slice, Tensor]]] = {name: [] for name in weights}
+        parts.check()
         problems = self._collect(files, parts)
         if problems:
             if len(problems) > SHOWN:
