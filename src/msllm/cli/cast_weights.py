@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from msllm.cli.conversion import Dtype, Lines, torch_dtype
+from msllm.cli.conversion import Dtype, show_progress, torch_dtype
 from msllm.cli.render import size
 
 EPILOG = """Examples:
@@ -33,7 +33,8 @@ def cast(
     """Copy weights as another type; all else stays as it is."""
     from msllm.engine.weights.cast import cast as convert
 
-    done = convert(folder, out, torch_dtype(dtype), strict=strict, progress=Lines("casting"))
+    with show_progress("casting") as show:
+        done = convert(folder, out, torch_dtype(dtype), strict=strict, progress=show)
     for name in done.not_finite:
         print(f"warning: {name} has values that {dtype.value} can't hold", file=sys.stderr)
     if done.not_finite:

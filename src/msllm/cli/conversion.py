@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sys
-import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from msllm.cli import progress
+from msllm.cli.render import size
+
 if TYPE_CHECKING:
     from msllm.engine.weights.conversion import Conversion
     from msllm.engine.weights.partial import Progress
-
-SECONDS_A_LINE = 10.0
 
 
 class Dtype(StrEnum):
@@ -39,26 +41,15 @@ def torch_dtype(dtype: Dtype | None) -> Any:
     return None if dtype is None else names[dtype.value]
 
 
-class Lines:
-    """Progress as one line every SECONDS_A_LINE at most, on stderr."""
+@contextmanager
+def show_progress(work: str = "converting") -> Iterator[Callable[[Progress], None]]:
+    """Give a function that shows how far `work` is, in bytes."""
+    with progress.show(work) as show:
+        yield lambda state: show(state.done, state.total, _how(state))
 
-    def __init__(self, what: str = "converting") -> None:
-        self._what, self._last = what, time.monotonic()
 
-    def __call__(self, state: Progress) -> None:
-        """Show how far the work is."""
-        now = time.monotonic()
-        if now - self._last < SECONDS_A_LINE:
-            return
-        self._last = now
-        left = (state.total - state.done) / max(state.bytes_per_second, 1.0)
-        speed = state.bytes_per_second / 1e6
-        print(
-            f"{self._what}  {state.done / max(state.total, 1):4.0%}  {speed:,.0f} MB/s  "
-            f"{left:,.0f} s left",
-            file=sys.stderr,
-            flush=True,
-        )
+def _how(state: Progress) -> str:
+    return f"{size(state.done)} of {size(state.total)}  {size(state.bytes_per_second)}/s"
 
 
 def summarize(done: Conversion, out: Path) -> None:

@@ -8,7 +8,8 @@ from typing import Annotated
 import typer
 
 from msllm.cli import cast_weights, inspect_weights, mindspeed, verify_weights
-from msllm.cli.conversion import DtypeOption, Lines, StrictOption, summarize, torch_dtype
+from msllm.cli.conversion import DtypeOption, StrictOption, show_progress, summarize, torch_dtype
+from msllm.cli.download import Source, local_folder
 
 app = typer.Typer(
     no_args_is_help=True, help="Convert weights between Hugging Face and Megatron-core."
@@ -16,8 +17,11 @@ app = typer.Typer(
 
 TO_MCORE = """Examples:
 
-  msllm convert hf-to-mcore --model Qwen3-8B --out qwen3-8b-mcore
+  msllm convert hf-to-mcore --model models/Qwen3-8B --out qwen3-8b-mcore
 
+  msllm convert hf-to-mcore --model qwen3-8b --source modelscope --out qwen3-8b-mcore
+
+A model that is not here is downloaded first, into ~/.cache/msllm/models (see `msllm download`).
 An interrupted conversion goes on where it was when the command is given again.
 """
 TO_HF = """Examples:
@@ -30,15 +34,25 @@ TO_HF = """Examples:
 
 @app.command("hf-to-mcore", epilog=TO_MCORE)
 def hf_to_mcore(
-    model: Annotated[Path, typer.Option(metavar="DIR", help="folder of Hugging Face weights")],
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME_OR_DIR", help="folder of Hugging Face weights, or a published model"
+        ),
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="the checkpoint; any layout reads it")],
+    source: Annotated[Source, typer.Option(help="hub of a model that is not here")] = Source.HF,
     dtype: DtypeOption = None,
     strict: StrictOption = False,
 ) -> None:
     """Turn Hugging Face weights into a Megatron-core checkpoint."""
+    from msllm.engine.weights.partial import refuse_taken
     from msllm.engine.weights.to_mcore import hf_to_mcore as convert
 
-    done = convert(model, out, dtype=torch_dtype(dtype), strict=strict, progress=Lines())
+    refuse_taken(out)
+    folder = local_folder(model, source)
+    with show_progress() as show:
+        done = convert(folder, out, dtype=torch_dtype(dtype), strict=strict, progress=show)
     summarize(done, out)
 
 
@@ -60,9 +74,10 @@ def mcore_to_hf(
     """Turn a Megatron-core checkpoint into Hugging Face weights."""
     from msllm.engine.weights.to_hf import mcore_to_hf as convert
 
-    done = convert(
-        checkpoint, out, model=model, dtype=torch_dtype(dtype), strict=strict, progress=Lines()
-    )
+    with show_progress() as show:
+        done = convert(
+            checkpoint, out, model=model, dtype=torch_dtype(dtype), strict=strict, progress=show
+        )
     summarize(done, out)
 
 

@@ -72,6 +72,15 @@ def download(
         _print_table(report)
 
 
+def local_folder(name: str, source: Source) -> Path:
+    """The folder of a published model; downloaded, with progress shown, if it is not here."""
+    from msllm.cli import progress
+    from msllm.engine.hub.local import local_folder as find
+
+    with progress.show("downloading") as show:
+        return find(name, source.value, lambda p: show(p.done, p.total, _how(p)))
+
+
 def _how(progress: Progress) -> str:
     rate = progress.received / max(progress.seconds, 1e-9)
     return f"{size(progress.done)} of {size(progress.total)}  {size(rate)}/s"

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from msllm.cli.conversion import DtypeOption, Lines, StrictOption, summarize, torch_dtype
+from msllm.cli.conversion import DtypeOption, StrictOption, show_progress, summarize, torch_dtype
 
 TO_MINDSPEED = """Examples:
 
@@ -47,16 +47,17 @@ def mcore_to_mindspeed(
     from msllm.engine.weights.mindspeed import mcore_to_mindspeed as convert
 
     layout = Layout(tp=tp, pp=pp, vpp=vpp, ep=ep, etp=etp, sequence_parallel=tp > 1)
-    done = convert(
-        checkpoint,
-        out,
-        layout,
-        model=model,
-        vocabulary_multiple=vocab_multiple,
-        dtype=torch_dtype(dtype),
-        strict=strict,
-        progress=Lines(),
-    )
+    with show_progress() as show:
+        done = convert(
+            checkpoint,
+            out,
+            layout,
+            model=model,
+            vocabulary_multiple=vocab_multiple,
+            dtype=torch_dtype(dtype),
+            strict=strict,
+            progress=show,
+        )
     summarize(done, out)
 
 
@@ -75,7 +76,8 @@ def mindspeed_to_mcore(
     """Turn MindSpeed-LLM's files of each rank into a checkpoint."""
     from msllm.engine.weights.mindspeed import mindspeed_to_mcore as convert
 
-    done = convert(
-        checkpoint, out, model=model, dtype=torch_dtype(dtype), strict=strict, progress=Lines()
-    )
+    with show_progress() as show:
+        done = convert(
+            checkpoint, out, model=model, dtype=torch_dtype(dtype), strict=strict, progress=show
+        )
     summarize(done, out)

@@ -43,10 +43,21 @@ class _Lines:
     def __init__(self, work: str) -> None:
         self._work = work
         self._last = time.monotonic()
+        self._first: tuple[int, float] | None = None
 
     def __call__(self, done: int, total: int, how: str) -> None:
         now = time.monotonic()
+        if self._first is None:
+            self._first = done, now
         if now - self._last < SECONDS_A_LINE:
             return
         self._last = now
-        print(f"{self._work}  {done / max(total, 1):4.0%}  {how}", file=sys.stderr, flush=True)
+        line = f"{self._work}  {done / max(total, 1):4.0%}  {how}{self._left(done, total, now)}"
+        print(line, file=sys.stderr, flush=True)
+
+    def _left(self, done: int, total: int, now: float) -> str:
+        """How long it will take at the speed since the first call, which may be a late one."""
+        begun, start = self._first or (done, now)
+        if done <= begun:
+            return ""
+        return f"  {(total - done) * (now - start) / (done - begun):,.0f} s left"

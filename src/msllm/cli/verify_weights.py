@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from msllm.cli.conversion import Lines
+from msllm.cli.conversion import show_progress
 from msllm.cli.list_models import aligned, choice
 from msllm.cli.render import size
 from msllm.errors import EXIT_FAILED
@@ -55,7 +55,8 @@ def verify(
 
     from msllm.engine.weights.verify import verify as compare
 
-    verdict = compare(a, b, tolerance=tolerance, model=model, progress=Lines("comparing"))
+    with show_progress("comparing") as show:
+        verdict = compare(a, b, tolerance=tolerance, model=model, progress=show)
     if format == "json":
         sys.stdout.write(json.dumps(_record(verdict), indent=2) + "\n")
     else:

@@ -137,12 +137,13 @@ class _Published:
         return [*parts, self._part(names)]
 
     def _part(self, names: list[str]) -> Part:
-        def do() -> dict[str, Any]:
+        def do(advance: Callable[[int], None]) -> dict[str, Any]:
             assert self._writer is not None
             lost = []
             for name in names:
                 if _cast_into(self._writer.tensor(name), self._held.tensor(name)):
                     lost.append(name)
+                advance(self._planned[name].size)
             return {"lost": lost}
 
         return Part(sum(self._planned[name].size for name in names), do)
@@ -181,7 +182,7 @@ class _Stored:
         return [self._part(name, entries, folder) for name, entries in self._files.items()]
 
     def _part(self, name: str, entries: list[Entry], folder: Path) -> Part:
-        def do() -> dict[str, Any]:
+        def do(advance: Callable[[int], None]) -> dict[str, Any]:
             places, lost = [], []
             with (self._folder / name).open("rb") as source, (folder / name).open("wb") as out:
                 for entry in entries:
@@ -196,6 +197,7 @@ class _Stored:
                         source.seek(entry.offset)
                         _copy(source, out, entry.length)
                     places.append((start, out.tell() - start))
+                    advance(self._size(entry))
             return {"lost": lost, "places": places}
 
         return Part(sum(self._size(entry) for entry in entries), do)

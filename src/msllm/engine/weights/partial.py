@@ -11,6 +11,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -46,10 +47,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the work: `size` bytes of output, and what does it, returning its record."""
+    """One part of the work: `size` bytes of output, and what does it, returning its record.
+
+    `do` is given a function that it calls with the bytes done since the last call.
+    """
 
     size: int
-    do: Callable[[], Any]
+    do: Callable[[Callable[[int], None]], Any]
 
 
 def check_out(out: Path, where: str = "--out") -> list[Problem]:
@@ -58,6 +62,12 @@ def check_out(out: Path, where: str = "--out") -> list[Problem]:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         return [Problem(f"{out} exists and is not empty", where, "name a new folder, or remove it")]
     return check_parent(path, where)
+
+
+def refuse_taken(out: Path) -> None:
+    """Raise what keeps `out` from being made."""
+    if problems := check_out(out):
+        raise InputError(problems)
 
 
 class PartialFolder:
@@ -111,17 +121,27 @@ class PartialFolder:
         begun, total = time.monotonic(), sum(part.size for part in parts)
         found = [self.record(number) for number in range(len(parts))]
         resumed = sum(p.size for p, record in zip(parts, found, strict=True) if record is not None)
-        done = resumed
+        done, lock = resumed, threading.Lock()
+
+        def advance(size: int) -> None:
+            nonlocal done
+            with lock:
+                done += size
+                if progress is not None:
+                    progress(Progress(done, total, time.monotonic() - begun, resumed))
 
         def do(number: int) -> None:
-            nonlocal done
-            found[number] = parts[number].do()
+            told = [0]
+
+            def count(size: int) -> None:
+                told[0] += size
+                advance(size)
+
+            found[number] = parts[number].do(count)
             new = self._record(number).with_suffix(".new")
             new.write_text(json.dumps(found[number]))
             os.replace(new, self._record(number))
-            done += parts[number].size
-            if progress is not None:
-                progress(Progress(done, total, time.monotonic() - begun, resumed))
+            advance(parts[number].size - told[0])
 
         try:
             with ThreadPoolExecutor(WORKERS) as pool:

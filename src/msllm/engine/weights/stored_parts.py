@@ -55,7 +55,7 @@ class StoredParts:
         return [*parts, self._part(held, place)]
 
     def _part(self, held: list[Written], place: PlaceRows) -> Part:
-        def do() -> list[str]:
+        def do(advance: Callable[[int], None]) -> list[str]:
             bad = []
             for written in held:
                 values = self._stored.read(written)
@@ -64,6 +64,7 @@ class StoredParts:
                 if not bool(torch.isfinite(values).all()):
                     bad.append(written.piece.key)
                 self._place(written.piece, values, place)
+                advance(written.length)
             return bad
 
         return Part(sum(piece.length for piece in held), do)

@@ -206,7 +206,7 @@ class Work:
     def _part(self, path: Path, blocks: list[_Block]) -> Part:
         by_piece = {block.piece: block for block in blocks}
 
-        def do() -> dict[str, Any]:
+        def do(advance: Callable[[int], None]) -> dict[str, Any]:
             bad: list[str] = []
 
             def read(piece: Piece) -> Tensor:
@@ -214,6 +214,7 @@ class Work:
                 values = self._read(block)
                 if not bool(torch.isfinite(values).all()):
                     bad.append(block.name)
+                advance(block.size)
                 return values
 
             written = torch_dist.write(path, by_piece, read)
