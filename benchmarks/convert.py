@@ -3,9 +3,10 @@
 Two models are written with random bfloat16 weights: a dense one of 1.5 B parameters, and one of
 64 experts a layer of similar size. Each measurement is a process of its own, written and synced to
 disk; rounds alternate, so that a busy machine is unfair to none. Memory is the peak of what the
-process itself holds (anonymous pages), beside the peak with mapped files, which the system may drop.
+process itself holds (anonymous pages), and with mapped files, which the system may drop.
 
-    python benchmarks/convert.py [--rounds N] [--folder DIR] [--scale S] [--without-transformers]
+    python benchmarks/convert.py [--rounds N] [--folder DIR] [--scale S]
+        [--without-transformers]
 """
 
 from __future__ import annotations

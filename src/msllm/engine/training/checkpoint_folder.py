@@ -75,7 +75,7 @@ def begin(root: Path, step: int) -> Path:
     if folder.exists():
         shutil.rmtree(folder)
     folder.mkdir(parents=True)
-    _sync(root.parent)
+    sync(root.parent)
     return folder
 
 
@@ -98,14 +98,14 @@ def seal(folder: Path, manifest: Manifest) -> Manifest:
     """
     files = {p.relative_to(folder).as_posix(): p for p in sorted(folder.rglob("*")) if p.is_file()}
     for path in files.values():
-        _sync(path)
+        sync(path)
     sizes = {name: path.stat().st_size for name, path in files.items() if name != MANIFEST}
     manifest = manifest.model_copy(update={"files": sizes})
     _write_synced(folder / MANIFEST, manifest.model_dump_json(indent=1).encode())
     for path in sorted(folder.rglob("*"), reverse=True):
         if path.is_dir():
-            _sync(path)
-    _sync(folder)
+            sync(path)
+    sync(folder)
     return manifest
 
 
@@ -118,11 +118,11 @@ def _publish(folder: Path, step: int) -> Path:
     if final.exists():
         shutil.rmtree(final)
     os.replace(folder, final)
-    _sync(folder.parent)
+    sync(folder.parent)
     return final
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Have the system write a file, or a folder's list of names, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from msllm.engine.training import checkpoint_folder
 from msllm.engine.training.checkpoint_folder import MANIFEST
-from msllm.engine.weights import as_parameters, sidecar
+from msllm.engine.weights import as_parameters, sidecar, torch_dist
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.folder_kind import Folder, Kind, find
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
@@ -57,7 +57,7 @@ def cast(
 
     Raises:
         InputError: The source is damaged, or of a kind that is not cast.
-        RunError: The disk is full.
+        InputError: The disk is full.
     """
     folder = find(source)
     if folder.kind is Kind.RANKS:
@@ -76,7 +76,8 @@ def cast(
     started = any(partial.record(number) is not None for number in range(len(parts)))
     if not started:
         partial.check_room(sum(part.size for part in parts))
-    job.open(partial.path, started)
+    with partial.guarded():
+        job.open(partial.path, started)
     seconds = [0.0]
 
     def shown(state: Progress) -> None:
@@ -192,7 +193,7 @@ class _Stored:
                         new = torch.empty(values.shape, dtype=self._dtype)
                         if _cast_into(new, values):
                             lost.append(entry.index.fqn)
-                        torch.save(new, out)
+                        torch_dist.save(new, out)
                     else:
                         source.seek(entry.offset)
                         _copy(source, out, entry.length)

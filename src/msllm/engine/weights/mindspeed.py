@@ -56,7 +56,7 @@ def mcore_to_mindspeed(
 
     Raises:
         InputError: The checkpoint is damaged or not that of the model, or the layout is not legal.
-        RunError: The disk is full.
+        InputError: The disk is full.
     """
     where = f"--checkpoint {checkpoint}"
     folder = find(checkpoint, where)
@@ -107,7 +107,8 @@ def _write(
     size = writer.bytes
     if not any(partial.record(number) is not None for number in range(len(jobs))):
         partial.check_room(size)
-        writer.make()
+        with partial.guarded():
+            writer.make()
     writer.open()
     seconds = [0.0]
 
@@ -151,7 +152,7 @@ def mindspeed_to_mcore(
 
     Raises:
         InputError: Files are missing, damaged, or not those of the model.
-        RunError: The disk is full.
+        InputError: The disk is full.
     """
     where = f"--checkpoint {checkpoint}"
     folder = find(checkpoint, where)

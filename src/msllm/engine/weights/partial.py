@@ -13,16 +13,20 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from msllm.engine.output_path import check_parent
-from msllm.errors import InputError, Problem, RunError
+from msllm.engine.training import checkpoint_folder
+from msllm.errors import InputError, Problem
 
 WORKERS = 2
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""What the system says of a disk, a quota or a limit on files that is too small."""
 RECORDS = ".parts"
 WORK = "work.json"
 ROOM = 64 * 2**20
@@ -80,6 +84,7 @@ class PartialFolder:
 
     def __init__(self, out: Path, work: dict[str, Any]) -> None:
         out = out.expanduser().absolute()
+        self._size = 0
         self.out, self.path = out, out.with_name(f".{out.name}.partial")
         self._work = hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
         record = self.path / RECORDS / WORK
@@ -100,6 +105,7 @@ class PartialFolder:
 
     def check_room(self, size: int) -> None:
         """Refuse the work if the disk has no room for `size` more bytes."""
+        self._size = size
         free = shutil.disk_usage(self.path).free
         if free < size + ROOM:
             self.discard()
@@ -116,9 +122,10 @@ class PartialFolder:
         """Do all parts that are not done, a few at a time; give all records in order.
 
         Raises:
-            RunError: The disk is full; nothing is left behind.
+            InputError: The disk is full; nothing is left behind.
         """
         begun, total = time.monotonic(), sum(part.size for part in parts)
+        self._size = total
         found = [self.record(number) for number in range(len(parts))]
         resumed = sum(p.size for p, record in zip(parts, found, strict=True) if record is not None)
         done, lock = resumed, threading.Lock()
@@ -143,36 +150,52 @@ class PartialFolder:
             os.replace(new, self._record(number))
             advance(parts[number].size - told[0])
 
-        try:
-            with ThreadPoolExecutor(WORKERS) as pool:
-                jobs = [pool.submit(do, n) for n, record in enumerate(found) if record is None]
-                try:
-                    finished, _ = wait(jobs, return_when=FIRST_EXCEPTION)
-                    for job in finished:
-                        job.result()
-                except BaseException:
-                    pool.shutdown(cancel_futures=True)
-                    raise
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        with self.guarded(), ThreadPoolExecutor(WORKERS) as pool:
+            jobs = [pool.submit(do, n) for n, record in enumerate(found) if record is None]
+            try:
+                finished, _ = wait(jobs, return_when=FIRST_EXCEPTION)
+                for job in finished:
+                    job.result()
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
                 raise
+        return found
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """Take a disk that can't hold what is written into the folder for what it is.
+
+        Raises:
+            InputError: The disk is full; nothing is left behind.
+        """
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            written = sum(path.stat().st_blocks * 512 for path in self.path.rglob("*"))
+            free = shutil.disk_usage(self.path).free
             self.discard()
-            raise RunError(
-                f"the disk is full: {(total - done) / 2**30:.2f} GiB of {total / 2**30:.2f} GiB "
-                "were still to be written",
+            missing = max(self._size + ROOM - written - free, 0)
+            raise InputError(
+                f"the disk can't take it ({error.strerror}): the output takes "
+                f"{self._size / 2**30:.2f} GiB, about {missing / 2**30:.2f} GiB are missing",
                 f"--out {self.out}",
                 "free some, or name a folder on another disk; what was written is removed",
             ) from error
-        return found
 
     def publish(self, seal: Callable[[Path], object] | None = None) -> None:
         """Give the finished folder its name, once `seal` has described what is in it."""
         shutil.rmtree(self.path / RECORDS)
         if seal is not None:
             seal(self.path)
+        with self.guarded():
+            for path in self.path.rglob("*"):
+                checkpoint_folder.sync(path)  # a name is no proof of content before
         if self.out.exists():
             self.out.rmdir()  # empty, as was checked
         os.replace(self.path, self.out)
+        checkpoint_folder.sync(self.out.parent)
 
     def discard(self) -> None:
         """Remove it."""

@@ -18,7 +18,6 @@ from torch.serialization import set_default_mmap_options
 from msllm.engine.weights.rank_files import FILE, Rank, folder_name
 from msllm.engine.weights.rank_parts import RankParts
 from msllm.engine.weights.slice import Slice
-from msllm.errors import RunError
 
 ITERATION = 1
 """What converted weights count as; MindSpeed-LLM's own converter has the same."""
@@ -50,7 +49,7 @@ class RankWriter:
         """Write the files, with room for all numbers.
 
         Raises:
-            RunError: The disk has no room for them.
+            OSError: The disk has no room for them.
         """
         for rank in self._parts.ranks:
             path = self._path(rank)
@@ -59,13 +58,7 @@ class RankWriter:
                 torch.save(self._state(rank), path)
             with path.open("r+b") as file:
                 size = path.stat().st_size
-                try:
-                    os.posix_fallocate(file.fileno(), 0, size)
-                except OSError as error:
-                    raise RunError(
-                        f"there is no room for {size:,} bytes of weights: {error.strerror}",
-                        str(path),
-                    ) from error
+                os.posix_fallocate(file.fileno(), 0, size)
 
     def open(self) -> None:
         """Map the files, to be written into."""

@@ -53,7 +53,7 @@ def mcore_to_hf(
 
     Raises:
         InputError: The checkpoint is damaged or not that of the model.
-        RunError: The disk is full.
+        InputError: The disk is full.
     """
     where = f"--checkpoint {checkpoint}"
     located = start.locate(checkpoint, where)
@@ -75,7 +75,8 @@ def mcore_to_hf(
     started = any(partial.record(number) is not None for number in range(len(parts)))
     if not started:
         partial.check_room(sum(tensor.size for tensor in export.planned.values()))
-    export.open(partial.path, shard_bytes, started)
+    with partial.guarded():
+        export.open(partial.path, shard_bytes, started)
     seconds = [0.0]
 
     def shown(state: Progress) -> None:

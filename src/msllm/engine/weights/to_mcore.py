@@ -63,7 +63,7 @@ def hf_to_mcore(
 
     Raises:
         InputError: The source is damaged, does not fit its config, or is of an unknown kind.
-        RunError: The disk is full.
+        InputError: The disk is full.
     """
     architecture = architecture_from_config(read_config(source))
     problems = matching.check(source, architecture, str(source)) + check_out(out)

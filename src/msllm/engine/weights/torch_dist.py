@@ -15,6 +15,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import torch
 from torch import Tensor
@@ -83,6 +84,39 @@ class Entry:
     length: int
 
 
+def save(values: Tensor, out: BinaryIO) -> None:
+    """Write a tensor as `torch.save` does.
+
+    Raises:
+        OSError: The disk can't take it; torch itself only tells of an unexpected position.
+    """
+    stream = _Stream(out)
+    try:
+        torch.save(values, stream)  # type: ignore[arg-type]
+    except RuntimeError:
+        if stream.failed is not None:
+            raise stream.failed from None
+        raise
+
+
+class _Stream:
+    """A file that remembers what went wrong in writing."""
+
+    def __init__(self, out: BinaryIO):
+        self._out = out
+        self.failed: OSError | None = None
+
+    def write(self, data: bytes) -> int:
+        try:
+            return self._out.write(data)
+        except OSError as error:
+            self.failed = error
+            raise
+
+    def flush(self) -> None:
+        self._out.flush()
+
+
 def write(path: Path, pieces: Iterable[Piece], read: Callable[[Piece], Tensor]) -> list[Written]:
     """Write pieces into one file, each read when its turn has come.
 
@@ -95,7 +129,7 @@ def write(path: Path, pieces: Iterable[Piece], read: Callable[[Piece], Tensor]) 
             offset, values = out.tell(), read(piece)
             if values.untyped_storage().nbytes() != values.nbytes:
                 values = values.clone()  # else all of what it is a view on is saved
-            torch.save(values.view(piece.sizes), out)
+            save(values.view(piece.sizes), out)
             done.append(Written(piece, path.name, offset, out.tell() - offset))
     return done
 
