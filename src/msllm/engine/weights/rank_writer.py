@@ -6,6 +6,7 @@ written to where they belong. Memory does not grow with the model, nor with what
 
 from __future__ import annotations
 
+import errno
 import math
 import mmap
 import os
@@ -54,8 +55,11 @@ class RankWriter:
         for rank in self._parts.ranks:
             path = self._path(rank)
             path.parent.mkdir(parents=True, exist_ok=True)
-            with torch.serialization.skip_data():
-                torch.save(self._state(rank), path)
+            try:
+                with torch.serialization.skip_data():
+                    torch.save(self._state(rank), path)
+            except RuntimeError as error:  # torch does not say what the system said
+                raise OSError(errno.ENOSPC, str(error).splitlines()[0]) from error
             with path.open("r+b") as file:
                 size = path.stat().st_size
                 os.posix_fallocate(file.fileno(), 0, size)
