@@ -203,6 +203,7 @@ def report(folder: RunFolder, watch: Watch, output: str) -> dict[str, Any]:
         "validated": [m["step"] for m in metrics if m["valid_loss"] is not None],
         "peak_tflops": [round(m["tflops_per_device"] / m["mfu"], 6) for m in metrics][-1:],
         "checkpoints": [path.name for path in saved],
+        "exported": sorted(path.name for path in folder.hf.glob("*")),
         "hidden_size": manifest.get("architecture", {}).get("hidden_size"),
         "lines": len([line for line in output.splitlines() if line.startswith("step")]),
         "tensorboard": len(list(folder.tensorboard.glob("events*"))),

@@ -239,7 +239,8 @@ def _narrow(found: Found) -> list[str]:
         for position, recipe in enumerate(recipes):
             row = _row(card, [recipe])
             model = row[1:4] if position == 0 else ("", "", "")
-            rows.append(model + row[5:])
+            level = row[9].replace("self-referenced", "self-ref")
+            rows.append((*model, *row[5:9], level))
             families.append(card.family)
     lines = []
     previous = ""

@@ -20,7 +20,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
-TIMEOUT = 600
+TIMEOUT = 1800
 REST = 0.05
 
 

@@ -24,7 +24,7 @@ def pieces(backend: Any) -> list[tuple[str, tuple[int, ...], tuple[int, ...], to
 
     from msllm.engine.megatron import checkpoint
 
-    state = checkpoint._weights(backend)
+    state = checkpoint._weights(backend, loading=False)
     apply_factories(state)
     found = []
 

@@ -46,7 +46,7 @@ def refusals(run: RunConfig) -> list[str]:
 def test_published_weights_are_looked_at_unless_the_run_goes_on(tmp_path):
     start = {"init_from": str(tmp_path / "none")}
     run = config(tmp_path / "x", checkpoint=start)
-    missing = "there are no weights in the folder"
+    missing = f"there is no folder {tmp_path / 'none'}"
     assert missing in refusals(run)
     checkpoint = saved(run, 4)
     assert refusals(run) == []

@@ -21,6 +21,7 @@ from msllm.engine.data.stream import Stream, open_streams
 from msllm.engine.device import Device
 from msllm.engine.layout import Layout
 from msllm.engine.training import checkpoint_folder, resume, saver
+from msllm.engine.training.checkpoint_folder import Checkpoint
 from msllm.engine.training.events import EventLog
 from msllm.engine.training.metrics import StepMetrics, Throughput
 from msllm.engine.training.run_folder import RunFolder
@@ -69,7 +70,8 @@ def train(job: Job, backend: Any, stop: StopSignal) -> None:
     """
     run = job.run
     events = EventLog(job.folder.events)
-    start, consumed = _resume(job, backend, events)
+    resumed = _resume(job, backend, events)
+    start = resumed.step if resumed else 0
     samples = global_batch(run, job.layout)
     train_stream, valid_stream = open_streams(run.data, run.seed, job.architecture.vocab_size)
     batches = Batches(
@@ -78,10 +80,12 @@ def train(job: Job, backend: Any, stop: StopSignal) -> None:
         samples,
         backend.dp_rank,
         backend.dp_size,
-        consumed,
+        resumed.manifest.consumed_samples if resumed else 0,
         run.data.loader_workers,
     )
-    checkpoints = saver.Saver(backend, run, job.folder, job.architecture, job.layout)
+    checkpoints = saver.Saver(
+        backend, run, job.folder, job.architecture, job.layout, resumed.path if resumed else None
+    )
     recorder = Recorder(job, start + 1)
     try:
         for step in range(start + 1, run.train.steps + 1):
@@ -111,8 +115,8 @@ def train(job: Job, backend: Any, stop: StopSignal) -> None:
         recorder.close()
 
 
-def _resume(job: Job, backend: Any, events: EventLog) -> tuple[int, int]:
-    """Load the checkpoint to go on from; returns its step and consumed samples, or zeros."""
+def _resume(job: Job, backend: Any, events: EventLog) -> Checkpoint | None:
+    """Load the checkpoint to go on from, or the weights to start from; returns the checkpoint."""
     if dist.get_rank() == 0:
         for note in checkpoint_folder.recover(job.folder.checkpoints):
             events.write("note", note)
@@ -126,14 +130,14 @@ def _resume(job: Job, backend: Any, events: EventLog) -> tuple[int, int]:
             if dist.get_rank() == 0:
                 events.write("phase", f"reading weights from {job.run.checkpoint.init_from}")
             backend.load_start(job.run.checkpoint.init_from)
-        return 0, 0
+        return None
     saver.check_format(checkpoint, job.run)
     if dist.get_rank() == 0:
         events.write("phase", f"loading the checkpoint of step {checkpoint.step}")
     backend.load(checkpoint.path, checkpoint.step)
     if dist.get_rank() == 0:
         events.write("note", f"resumed from the checkpoint of step {checkpoint.step}")
-    return checkpoint.step, checkpoint.manifest.consumed_samples
+    return checkpoint
 
 
 def validate(job: Job, backend: Any, stream: Stream) -> float:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
@@ -42,6 +43,7 @@ class Saver:
         folder: RunFolder,
         architecture: Architecture,
         layout: Layout,
+        resumed: Path | None = None,
     ):
         self._backend, self._run, self._folder = backend, run, folder
         self._architecture, self._layout = architecture, layout
@@ -50,7 +52,7 @@ class Saver:
         first = self._rank == 0
         self._inputs = fingerprint(run.data) if first else {}
         # read now: it may be gone when saving
-        self._beside = sidecar.of_run(run) if first else None
+        self._beside = sidecar.of_run(run, resumed) if first else None
         self._exporter = Exporter(run, folder, self._events)
         self._queue: Any = None
         self.last_saved = -1

@@ -147,24 +147,25 @@ def config_file(model: Model) -> bytes:
     return _as_file(model.config)
 
 
-def of_run(run: RunConfig) -> Beside:
+def of_run(run: RunConfig, resumed: Path | None = None) -> Beside:
     """Read what goes beside the weights that a run trains.
 
     The config is that by which the run computes, the tokenizer the one that made its tokens; the
-    rest is what lay beside the weights that it started from.
+    rest is what lay beside the weights that it started from, or that `resumed`, the checkpoint that
+    it goes on from, has kept of it.
     """
     import torch
 
     model = resolve_model(run.model)
     found: Files = {}
     fused = False
-    if run.checkpoint.init_from is not None:
-        begun = _of_start(run.checkpoint.init_from)
+    begun = _begun(run, resumed)
+    if begun is not None:
         found, fused = read(begun), had_fused_experts(begun, model.architecture)
     if model.card is None:
         folder = Path(run.model).expanduser()
         found |= read(folder if folder.is_dir() else folder.parent)
-    elif not _is_config_of(run):
+    elif begun is None or not _is_config_of(begun, model):
         found[CONFIG] = config_file(model)
     if run.data.tokenizer is not None:
         found |= read(run.data.tokenizer.expanduser(), TOKENIZER)
@@ -172,18 +173,20 @@ def of_run(run: RunConfig) -> Beside:
     return Beside(plain(found, dtype)[0], fused)
 
 
-def _of_start(folder: Path) -> Path:
-    """Where the files of what a run starts from are."""
+def _begun(run: RunConfig, resumed: Path | None) -> Path | None:
+    """Where the files beside a run's first weights are; they may be gone when it goes on."""
+    if resumed is not None:
+        return kept(resumed)
+    if run.checkpoint.init_from is None:
+        return None
+    folder = run.checkpoint.init_from
     checkpoint = start.locate(folder, f"--init-from {folder}")
     return folder.expanduser() if checkpoint is None else checkpoint / FOLDER
 
 
-def _is_config_of(run: RunConfig) -> bool:
-    """Whether the config beside the weights that the run starts from is of the model trained."""
-    if run.checkpoint.init_from is None:
-        return False
+def _is_config_of(folder: Path, model: Model) -> bool:
+    """Whether a folder's config is of the very model that is trained."""
     try:
-        found = architecture_from_config(read_config(_of_start(run.checkpoint.init_from)))
+        return architecture_from_config(read_config(folder)) == model.architecture
     except InputError:
         return False
-    return found == resolve_model(run.model).architecture
