@@ -19,7 +19,7 @@ def msllm(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
         capture_output=True,
         text=True,
         env={**os.environ, **environment},
-        timeout=120,
+        timeout=900,
         check=False,
     )
 

@@ -263,7 +263,7 @@ def trained_in(config: RunConfig) -> list[str]:
     command = [sys.executable, "-c", main, "pretrain", "--model", config.model, "--data", "mock"]
     command += ["--device", "cpu", "--seq-length", "16", "--steps", "1", "--out", config.out.name]
     subprocess.run(
-        command, cwd=work, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=300
+        command, cwd=work, env=os.environ | {"OMP_NUM_THREADS": "1"}, check=True, timeout=900
     )
     return sorted(str(log.relative_to(work)) for log in work.glob("**/rank_*.log"))
 

@@ -164,7 +164,7 @@ def reports(places: Places) -> dict[str, Any]:
     packages = os.pathsep.join([str(MUON), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": packages}
     command = [sys.executable, "-W", "ignore", str(CASE), str(path), str(out)]
-    job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500)
+    job = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert job.returncode == 0, job.stderr[-4000:]
     found: dict[str, Any] = json.loads(out.read_text())
     return found

@@ -121,7 +121,7 @@ def suite(tmp_path):
         done = subprocess.run(
             [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
              "--support-file", str(said_file), *flags],
-            cwd=tmp_path, capture_output=True, text=True, timeout=120,
+            cwd=tmp_path, capture_output=True, text=True, timeout=900,
             env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         )  # fmt: skip
         return done.returncode, done.stdout + done.stderr, json.loads(said_file.read_text())

@@ -110,7 +110,7 @@ def test_two_at_once_do_it_once(config, tmp_path):
     words = [sys.executable, str(script), config.paths[0], str(config.tokenizer)]
     words.append(str(config.cache_dir))
     both = [subprocess.Popen(words, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    lines = [process.communicate(timeout=120)[0].split() for process in both]
+    lines = [process.communicate(timeout=900)[0].split() for process in both]
     assert [process.returncode for process in both] == [0, 0]
     assert lines[0][0] == lines[1][0]
     assert sorted(line[1] for line in lines) == ["False", "True"]

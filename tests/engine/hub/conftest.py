@@ -116,7 +116,7 @@ def run(start: Start) -> Run:
 
     def run(*arguments: str | Path, **settings: str) -> subprocess.CompletedProcess[str]:
         process = start(*arguments, **settings)
-        out, err = process.communicate(timeout=300)
+        out, err = process.communicate(timeout=900)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     return run

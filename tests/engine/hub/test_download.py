@@ -109,7 +109,7 @@ def test_ctrl_c_keeps_what_has_come(run, start, hub, files, tmp_path, source):
     process = start(REPO, "--out", out, "--source", source)
     wait_until(lambda: part.exists() and written(part) > 20_000_000, process)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=900)
     fault.release.set()
     assert process.returncode == 130
     assert err.startswith("stopped:\n  - the download was stopped")

@@ -28,7 +28,7 @@ def test_it_is_fetched_once(hub, environment, tmp_path, source):
             cwd=tmp_path,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=900,
         )
 
     first = convert("first")

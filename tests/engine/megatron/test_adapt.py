@@ -45,13 +45,13 @@ def run_case(*arguments: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | job,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
     )
 
 
 def run_python(program: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-W", "ignore", "-c", program]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, timeout=900)
 
 
 def test_every_adaptation_has_a_case():

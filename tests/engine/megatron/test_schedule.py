@@ -54,7 +54,7 @@ print(json.dumps(out))
 def rates() -> dict[str, list[float]]:
     env = os.environ | {"OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM, json.dumps(list(EXPECTED))]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 CASE = Path(__file__).parent / "run_case.py"
-TIMEOUT = 180
+TIMEOUT = 900
 CONFIG = {
     "model_type": "qwen3",
     "hidden_size": 64,

@@ -82,11 +82,11 @@ def test_launcher_killed(runs, straight):
         sessions = runs.workers("launcher-killed")
     finally:
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=900)
     assert sessions
     assert runs.all_ended(sessions)  # also what Megatron started to write the checkpoint of step 4
     end = runs.start("launcher-killed")  # the new run must not meet workers of the old one
-    output = end.communicate(timeout=180)[0]
+    output = end.communicate(timeout=900)[0]
     assert end.returncode == 0, output
     assert runs.curve("launcher-killed") == straight
 
@@ -97,7 +97,7 @@ def test_worker_killed(runs, straight):
         runs.wait_for(lambda: len(runs.metrics("worker-killed")) >= 6, process)
         sessions = runs.workers("worker-killed")
         os.kill(sessions[-1], signal.SIGKILL)
-        output = process.communicate(timeout=60)[0]
+        output = process.communicate(timeout=900)[0]
     finally:
         process.kill()
     assert process.returncode == 1
@@ -207,7 +207,7 @@ def test_killed_while_it_saves(runs, straight, background):
     try:
         runs.wait_for(lambda: unfinished(runs, name) and len(runs.metrics(name)) >= 3, process)
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=900)
     finally:
         process.kill()
     assert any(step.startswith("step-") for step in runs.checkpoints(name))

@@ -80,7 +80,7 @@ def test_a_killed_conversion_leaves_nothing_that_loads_and_goes_on(command, mode
     assert len(before) >= 2
 
     process = start(False, arguments)
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(timeout=900)
     assert process.returncode == 0, out + err
     assert verify(models / "hf", tmp_path / "out", model=models / "hf").same
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -96,7 +96,7 @@ def test_parts_that_were_done_are_not_done_again(models, tmp_path):
     process.kill()
     process.communicate()
     first = (folder / "__0_0.distcp").stat().st_mtime_ns
-    assert start(False, arguments).wait(timeout=300) == 0
+    assert start(False, arguments).wait(timeout=900) == 0
     assert (tmp_path / "out" / "__0_0.distcp").stat().st_mtime_ns == first
 
 
@@ -106,7 +106,7 @@ def test_a_disk_that_is_full_in_the_middle(command, models, tmp_path):
     most = 40_000
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (most, most))
     process = start(False, words(command, models, tmp_path / "out"), preexec_fn=limit)
-    _, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=900)
     assert process.returncode == 2, err
     assert "are missing" in err
     assert list(tmp_path.iterdir()) == []
