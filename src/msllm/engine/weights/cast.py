@@ -18,7 +18,7 @@ from torch import Tensor
 
 from msllm.engine.training import checkpoint_folder
 from msllm.engine.training.checkpoint_folder import MANIFEST
-from msllm.engine.weights import as_parameters, sidecar, torch_dist
+from msllm.engine.weights import as_parameters, sidecar, torch_dist, transform
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.folder_kind import Folder, Kind, find
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
@@ -239,7 +239,7 @@ def _cast_into(target: Tensor, values: Tensor) -> bool:
     lost = False
     for new, old in zip(_blocks(target), _blocks(values), strict=True):
         new.copy_(old)
-        if new.dtype != old.dtype and not bool(torch.isfinite(new).all()):
+        if new.dtype != old.dtype and not transform.is_finite(new):
             lost |= bool((torch.isfinite(old) & ~torch.isfinite(new)).any())
     return lost
 

@@ -11,6 +11,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from msllm.engine.weights import transform
 from msllm.engine.weights.partial import Part
 from msllm.engine.weights.stored import places
 from msllm.engine.weights.torch_dist import Piece, StoredWeights, Written
@@ -61,7 +62,7 @@ class StoredParts:
                 values = self._stored.read(written)
                 if self._dtype is not None:
                     values = values.to(self._dtype)  # before they are looked at: may overflow
-                if not bool(torch.isfinite(values).all()):
+                if not transform.is_finite(values):
                     bad.append(written.piece.key)
                 self._place(written.piece, values, place)
                 advance(written.length)

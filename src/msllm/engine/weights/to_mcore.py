@@ -17,7 +17,7 @@ from torch import Tensor
 
 from msllm.engine.training import checkpoint_folder
 from msllm.engine.training.checkpoint_folder import Manifest
-from msllm.engine.weights import matching, sidecar, torch_dist
+from msllm.engine.weights import matching, sidecar, torch_dist, transform
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
 from msllm.engine.weights.source import open_weights
@@ -212,7 +212,7 @@ class Work:
             def read(piece: Piece) -> Tensor:
                 block = by_piece[piece]
                 values = self._read(block)
-                if not bool(torch.isfinite(values).all()):
+                if not transform.is_finite(values):
                     bad.append(block.name)
                 advance(block.size)
                 return values

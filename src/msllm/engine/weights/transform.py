@@ -41,3 +41,12 @@ def scatter(weight: Weight, values: Tensor, published: Callable[[str], Tensor]) 
         for run in target.runs:
             rows(published(run.tensor), run).copy_(values[start : start + run.count])
             start += run.count
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all values are finite numbers; their extremes tell it in one fast pass."""
+    import torch
+
+    if not tensor.numel():
+        return True
+    return bool(torch.isfinite(torch.stack(torch.aminmax(tensor))).all())
