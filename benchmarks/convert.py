@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import shutil
 import statistics
 import subprocess
@@ -68,6 +69,8 @@ class Measured:
     """Peak bytes of anonymous memory."""
     peak: int
     """Peak bytes with mapped files."""
+    rate: float
+    """MB/s that msllm itself tells: without the seconds of its start."""
 
 
 def write_model(config: dict[str, object], folder: Path, layers: int) -> int:
@@ -94,7 +97,9 @@ def write_model(config: dict[str, object], folder: Path, layers: int) -> int:
 def measure(command: list[str]) -> Measured:
     """Run a command to its end, and until what it wrote is on the disk."""
     started = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
     own = peak = 0
     while process.poll() is None:
         try:
@@ -106,8 +111,10 @@ def measure(command: list[str]) -> Measured:
         time.sleep(0.01)
     if process.wait():
         sys.exit(f"failed: {' '.join(command)}")
+    said = re.search(r"\(([\d,]+) MB/s\)", process.stdout.read())
     subprocess.run(["sync"], check=True)
-    return Measured(time.perf_counter() - started, own, peak)
+    rate = float(said[1].replace(",", "")) if said else 0.0
+    return Measured(time.perf_counter() - started, own, peak, rate)
 
 
 def _field(status: str, name: str) -> int:
@@ -140,6 +147,10 @@ def report(name: str, size: int, rounds: list[dict[str, Measured]]) -> None:
             f"{statistics.median(ratios):.2f} of cp ({min(ratios):.2f} to {max(ratios):.2f})  "
             f"own memory {max(r.own for r in runs) / 2**20:7,.0f} MiB  "
             f"with mapped files {max(r.peak for r in runs) / 2**20:7,.0f} MiB"
+            + (
+                f"  {statistics.median(r.rate for r in runs):,.0f} MB/s once started"
+                * any(r.rate for r in runs)
+            )
         )
 
 

@@ -193,8 +193,17 @@ def test_a_run_from_published_weights_goes_on_without_them(tmp_path, capsys):
     assert losses[0] == pytest.approx(math.log(300), rel=1e-6)
     assert len(losses) == 3
     assert app.run([*command, "--out", "y"]) == 2
-    assert "there are no weights in the folder" in capsys.readouterr().err
+    assert "holds no weights" in capsys.readouterr().err
     assert not (tmp_path / "y").exists()
+    theirs = json.loads((model / "config.json").read_text())
+    rope = {"rope_parameters": {"rope_type": "default", "rope_theta": 777.0}}
+    (model / "config.json").write_text(json.dumps(theirs | rope))
+    third = msllm(*command[:-1], "train.lr=1e-30", "--init-from", "x", "--steps", "1", "--out", "z")
+    _, error = third.communicate(timeout=900)
+    assert third.returncode == 0, error
+    assert "rope.theta was" in error
+    again = json.loads((tmp_path / "z" / "metrics.jsonl").read_text().splitlines()[0])["loss"]
+    assert again < losses[0]
 
 
 @pytest.mark.distributed

@@ -11,6 +11,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import cast
 
 from msllm.config import RunConfig
@@ -25,6 +26,7 @@ from msllm.engine.training import resume
 from msllm.errors import MsllmError, Problem
 from msllm.models.architecture import Architecture
 from msllm.models.families import families
+from msllm.models.hf_config import architecture_from_config, read_config
 from msllm.models.resolve import resolve_model
 from msllm.models.support import untrained_features
 
@@ -74,14 +76,29 @@ def warnings(config: RunConfig, architecture: Architecture) -> list[str]:
 
 
 def _odd_weights(config: RunConfig, architecture: Architecture) -> list[str]:
-    """List what of the weights that a run begins with is not taken over."""
+    """List what of the weights that a run begins with, or of their config, is not taken over."""
     folder = config.checkpoint.init_from
     if folder is None or resume.checkpoint_of(config) is not None:
         return []
-    from msllm.engine.weights import matching
+    from msllm.engine.weights import matching, sidecar, start
     from msllm.engine.weights.source import open_weights
 
-    return matching.warnings(open_weights(folder), architecture)
+    checkpoint = start.locate(folder, f"--init-from {folder}")
+    found = []
+    if checkpoint is None:
+        found = matching.warnings(open_weights(folder), architecture)
+    beside = folder.expanduser() if checkpoint is None else sidecar.kept(checkpoint)
+    if beside is None or not (beside / sidecar.CONFIG).is_file():
+        return found
+    theirs = asdict(architecture_from_config(read_config(beside)))
+    other = list(resume.differences(theirs, asdict(architecture)))
+    if other:
+        shown = "; ".join(other[: resume.SHOWN])
+        found.append(
+            f"the model that is trained is not quite that of {folder}: {shown}; --model {folder} "
+            "trains that"
+        )
+    return found
 
 
 def device_kind(name: str) -> devices.Kind:

@@ -106,15 +106,15 @@ def _changed_model(config: RunConfig, checkpoint: Checkpoint) -> Iterator[str]:
     model = resolve_model(config.model)
     if model.card is None:
         now = json.loads(json.dumps(asdict(model.architecture)))
-        found = list(_differences(checkpoint.manifest.architecture, now))
+        found = list(differences(checkpoint.manifest.architecture, now))
         if found:
             yield f"the config.json in {config.model} ({'; '.join(found[:SHOWN])})"
 
 
-def _differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
+def differences(old: Any, new: Any, name: str = "") -> Iterator[str]:
     """Compare what both name: another version of msllm may know more of a shape, or less."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in old.keys() & new.keys():
-            yield from _differences(old[key], new[key], f"{name}.{key}".removeprefix("."))
+            yield from differences(old[key], new[key], f"{name}.{key}".removeprefix("."))
     elif old != new:
         yield f"{name} was {old!r} and now is {new!r}"

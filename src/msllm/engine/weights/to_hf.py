@@ -93,7 +93,7 @@ def mcore_to_hf(
     partial.publish()
     return Conversion(
         tensors=len(export.planned),
-        bytes=sum(part.size for part in parts),
+        bytes=sum(tensor.size for tensor in export.planned.values()),
         seconds=seconds[0],
         not_finite=tuple(bad),
         notes=notes,
