@@ -156,7 +156,7 @@ RAN = [
     run("checkpoint.save_interval", 2, "checkpoints", ["step-00000004", "step-00000006"]),
     run("checkpoint.keep", 2, "checkpoints", ["step-00000004", "step-00000006"]),
     run("checkpoint.async_save", True, "queued"),
-    run("checkpoint.export_hf", "last", "exported", ["step-00000004"]),
+    run("checkpoint.export_hf", "last", "exported", ["step-00000006"]),
     run("log.interval", 3, "lines", 3),
     run("log.tensorboard", True, "tensorboard", 1),
     run("log.peak_tflops", 0.25, "peak_tflops", [0.25]),
