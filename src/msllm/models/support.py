@@ -116,6 +116,10 @@ def _moe_features(moe: MoE) -> frozenset[str]:
         "dense layers among experts": bool(moe.first_dense_layers or moe.dense_layers),
         f"router: {moe.score_function}": moe.score_function != "softmax",
         "router: scores not renormalized": not (moe.norm_topk_prob or moe.softmax_after_topk),
+        # the one chosen score is then always 1, and its router learns from the balance alone
+        "router: one renormalized score": moe.num_experts_per_tok == 1
+        and moe.score_function == "softmax"
+        and (moe.norm_topk_prob or moe.softmax_after_topk),
         "router: groups": moe.num_groups is not None,
         "router: scaled": moe.routed_scaling_factor != 1.0,
         "router: balancing bias": moe.expert_bias,

@@ -19,11 +19,7 @@ from typing import BinaryIO
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import (
-    FileSystemReader,
-    FileSystemWriter,
-    _StorageInfo,
-)
+from torch.distributed.checkpoint.filesystem import FileSystemWriter, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -33,6 +29,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from msllm.engine.weights.index_file import read_index
 from msllm.errors import InputError, Problem
 
 KIND = {
@@ -169,8 +166,8 @@ class StoredWeights:
     def __init__(self, folder: Path):
         self.folder = folder
         try:
-            self._index = FileSystemReader(folder).read_metadata()
-        except Exception as error:  # a pickle, damaged in whatever way
+            self._index = read_index(folder / METADATA)
+        except (OSError, ValueError) as error:
             what = "missing" if isinstance(error, FileNotFoundError) else f"damaged: {error}"
             raise InputError(f"the checkpoint's index is {what}", str(folder / METADATA)) from (
                 error

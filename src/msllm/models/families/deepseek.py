@@ -8,6 +8,7 @@ from msllm.models.architecture import SparseAttention
 from msllm.models.families.decoder import (
     ROUTED_BY_SIGMOID,
     experts,
+    flag,
     groups,
     head_dim,
     latents,
@@ -40,7 +41,9 @@ def _attention(config: Config) -> Fields:
 def _v2(config: Config) -> Fields:
     limited = config.get("topk_method", "greedy") == "group_limited_greedy"
     routing = {**groups(config), "group_best": 1} if limited else {}
-    return {**_attention(config), "moe": experts(config, **routing)}
+    # published code and transformers' disagree on what it means; no published model has it
+    unknown = ("renormalized scores of DeepSeek V2",) * flag(config, "norm_topk_prob")
+    return {**_attention(config), "moe": experts(config, **routing), "extra": unknown}
 
 
 def _v3(config: Config) -> Fields:
