@@ -23,9 +23,8 @@ from tests.engine.weights.published_forms import (
     read,
     write,
 )
-from tests.parity import dense_cases, moe_cases
+from tests.parity.all_cases import CASES
 
-CASES = {name: case for m in (dense_cases, moe_cases) for name, case in m.CASES.items()}
 QWEN, MIXTRAL = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
 
 
