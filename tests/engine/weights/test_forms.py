@@ -220,6 +220,17 @@ def test_a_config_that_is_not_the_weights(models, tmp_path, capsys, changes, sai
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
 
 
+def test_names_of_a_part_of_a_larger_model(models, tmp_path, capsys):
+    """One problem is told, not one a tensor."""
+    tensors = {f"language_model.{k}": v for k, v in read(models("qwen3")).items()}
+    write(tmp_path / "hf", tensors, config_of(models("qwen3")))
+    paths = ["--model", str(tmp_path / "hf"), "--out", str(tmp_path / "mcore")]
+    assert run(["convert", "hf-to-mcore", *paths]) == 2
+    shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert shown.count("try:") == 1
+    assert "begins with language_model., and" in shown
+
+
 def edited(file: Path, edit) -> None:
     """Change a safetensors header."""
     data = file.read_bytes()
