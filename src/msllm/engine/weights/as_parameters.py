@@ -12,7 +12,7 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from msllm.engine.weights import matching, sidecar, transform
+from msllm.engine.weights import matching, recorded_model, sidecar, transform
 from msllm.engine.weights.folder_kind import Folder, Kind
 from msllm.engine.weights.published import TORCH_NAMES, PublishedWeights
 from msllm.engine.weights.rank_files import RankFiles
@@ -87,6 +87,9 @@ def as_parameters(folder: Folder, architecture: Architecture) -> Tensors:
     if folder.kind.is_published:
         return PublishedParameters(open_weights(folder.path), architecture)
     if folder.kind is Kind.TORCH_DIST:
+        other = list(recorded_model.differences(folder.path, architecture, str(folder.asked)))
+        if other:
+            raise InputError(other)
         return StoredParameters(StoredWeights(folder.path), weights, architecture)
     return RankWeights(RankFiles(folder.path), weights, architecture)
 

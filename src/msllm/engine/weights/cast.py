@@ -24,7 +24,7 @@ from msllm.engine.weights.folder_kind import Folder, Kind, find
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
 from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, PublishedWriter
 from msllm.engine.weights.torch_dist import METADATA, Entry, StoredWeights
-from msllm.errors import InputError
+from msllm.errors import InputError, Problem
 from msllm.models.weight_map import Run
 
 BLOCK = 2**23
@@ -65,6 +65,11 @@ def cast(
         hint = "`msllm convert mindspeed-to-mcore` takes --dtype"
         raise InputError(f"{source} is {folder.kind.value}", str(source), hint)
     problems = check_out(out)
+    inside = out.expanduser().resolve().is_relative_to(folder.path.resolve())
+    if inside and not folder.kind.is_published:
+        problems.append(
+            Problem("the copy would be a part of itself", "--out", "name another place")
+        )
     if problems:
         raise InputError(problems)
     job: _Published | _Stored
@@ -72,33 +77,22 @@ def cast(
         job = _Published(folder, dtype, shard_bytes)
     else:
         job = _Stored(folder, dtype)
-    partial = PartialFolder(out, job.identity())
-    parts = job.parts(partial.path)
-    started = any(partial.record(number) is not None for number in range(len(parts)))
-    if not started:
-        partial.check_room(sum(part.size for part in parts))
-    with partial.guarded():
-        job.open(partial.path, started)
-    seconds = [0.0]
-
-    def shown(state: Progress) -> None:
-        seconds[0] = state.seconds
-        if progress is not None:
-            progress(state)
-
-    records = partial.run(parts, shown)
-    lost = sorted({name for record in records for name in record["lost"]})
-    if strict and lost:
-        partial.discard()
-        shown_names = ", ".join(lost[:6]) + (f" and {len(lost) - 6} more" if lost[6:] else "")
-        raise InputError(
-            f"{_name(dtype)} can't hold all values of {shown_names}",
-            str(source),
-            "use bf16, or leave out --strict: they become infinite",
-        )
-    job.finish(partial.path, records)
-    partial.publish(job.seal)
-    return Conversion(job.tensors, sum(part.size for part in parts), seconds[0], tuple(lost))
+    with PartialFolder(out, job.identity()) as partial:
+        parts = job.parts(partial.path)
+        job.open(partial, parts)
+        records = partial.run(parts, progress)
+        lost = sorted({name for record in records for name in record["lost"]})
+        if strict and lost:
+            partial.discard()
+            shown_names = ", ".join(lost[:6]) + (f" and {len(lost) - 6} more" if lost[6:] else "")
+            raise InputError(
+                f"{_name(dtype)} can't hold all values of {shown_names}",
+                str(source),
+                "use bf16, or leave out --strict: they become infinite",
+            )
+        job.finish(partial.path, records)
+        partial.publish(job.seal)
+    return Conversion(job.tensors, sum(part.size for part in parts), partial.seconds, tuple(lost))
 
 
 class _Published:
@@ -125,6 +119,7 @@ class _Published:
         stats = [(str(file.absolute()), file.stat()) for file in files]
         return {
             "to": f"hf as {self._dtype}, files of {self._shard_bytes}",
+            "cut": PART_BYTES,
             "files": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
         }
 
@@ -163,8 +158,11 @@ class _Published:
             writer.write(run, new)
         return lost
 
-    def open(self, folder: Path, started: bool) -> None:
-        self._writer = PublishedWriter(folder, self._planned, self._shard_bytes, fill=started)
+    def open(self, partial: PartialFolder, parts: list[Part]) -> None:
+        folder, planned, most = partial.path, self._planned, self._shard_bytes
+        size = sum(part.size for part in parts)
+        partial.prepare(size, lambda: PublishedWriter(folder, planned, most))
+        self._writer = PublishedWriter(folder, planned, most, fill=True)
 
     def finish(self, folder: Path, _: list[Any]) -> None:
         for file in sidecar.files(self._folder):
@@ -215,7 +213,7 @@ class _Stored:
                     advance(self._size(entry))
             return {"lost": lost, "places": places}
 
-        return Part(sum(self._size(entry) for entry in entries), do)
+        return Part(sum(self._size(entry) for entry in entries), do, folder / name)
 
     def _size(self, entry: Entry) -> int:
         """Bytes that an entry takes, about: the pickle around its numbers does not change."""
@@ -224,8 +222,10 @@ class _Stored:
         held = self._stored.tensors[entry.index.fqn].dtype.itemsize
         return math.ceil(entry.length * self._dtype.itemsize / held)
 
-    def open(self, folder: Path, started: bool) -> None:
-        pass
+    def open(self, partial: PartialFolder, parts: list[Part]) -> None:
+        """Each part makes a file of its own."""
+        undone = (p.size for n, p in enumerate(parts) if partial.record(n) is None)
+        partial.check_room(sum(undone))
 
     def finish(self, folder: Path, records: list[Any]) -> None:
         moved = {

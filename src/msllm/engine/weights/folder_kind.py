@@ -10,6 +10,7 @@ from pathlib import Path
 from msllm.engine.training import checkpoint_folder
 from msllm.engine.training.checkpoint_folder import MANIFEST, Manifest
 from msllm.engine.weights import pickled, published
+from msllm.engine.weights.partial import refuse_unfinished
 from msllm.errors import InputError
 
 TRACKER = "latest_checkpointed_iteration.txt"
@@ -65,6 +66,7 @@ def find(folder: Path, where: str = "") -> Folder:
     path, where = folder.expanduser(), where or str(folder)
     if not path.is_dir():
         raise InputError(f"there is no folder {folder}", where, "check the path")
+    refuse_unfinished(path)
     for kind in (_torch_dist, _ranks, _published, _run):
         found = kind(folder, path)
         if found is not None:

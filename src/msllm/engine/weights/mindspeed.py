@@ -10,7 +10,14 @@ from typing import Any
 import torch
 
 from msllm.engine.layout import Layout
-from msllm.engine.weights import as_parameters, matching, sidecar, to_mcore
+from msllm.engine.weights import (
+    as_parameters,
+    matching,
+    recorded_model,
+    sidecar,
+    stored_parts,
+    to_mcore,
+)
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.folder_kind import TRACKER, Folder, Kind, find
 from msllm.engine.weights.partial import PartialFolder, Progress, check_out
@@ -66,6 +73,7 @@ def mcore_to_mindspeed(
     architecture, weights = _model(folder, model, where)
     stored = StoredWeights(folder.path)
     problems = [
+        *recorded_model.differences(folder.path, architecture, where),
         *differences(stored, weights, architecture, where),
         *layout.problems(architecture),
         *_uneven(layout, architecture),
@@ -81,7 +89,9 @@ def mcore_to_mindspeed(
     index = (folder.path / ".metadata").stat()
     work = {
         "to": "mindspeed",
+        "cut": stored_parts.PART_BYTES,
         "from": (str(folder.path.absolute()), index.st_size, index.st_mtime_ns),
+        "model": asdict(architecture),
         "layout": asdict(layout),
         "vocabulary": rows,
         "types": sorted((name, str(held)) for name, held in types.items()),
@@ -101,33 +111,21 @@ def _write(
     progress: Callable[[Progress], None] | None,
 ) -> Conversion:
     parts.check()
-    partial = PartialFolder(out, work)
-    writer = RankWriter(partial.path / f"iter_{ITERATION:07d}", parts, types)
-    jobs = pieces.parts(writer.place)
-    size = writer.bytes
-    if not any(partial.record(number) is not None for number in range(len(jobs))):
-        partial.check_room(size)
-        with partial.guarded():
-            writer.make()
-    writer.open()
-    seconds = [0.0]
-
-    def shown(state: Progress) -> None:
-        seconds[0] = state.seconds
-        if progress is not None:
-            progress(state)
-
-    bad = sorted({name for record in partial.run(jobs, shown) for name in record})
-    if strict and bad:
-        partial.discard()
-        raise InputError([matching.not_finite(bad, str(out))])
-    (partial.path / TRACKER).write_text(str(ITERATION))
-    kept = partial.path / sidecar.FOLDER
-    if beside is not None:
-        sidecar.write(sidecar.read(beside), kept)
-    partial.publish()
+    with PartialFolder(out, work) as partial:
+        writer = RankWriter(partial.path / f"iter_{ITERATION:07d}", parts, types)
+        partial.prepare(writer.bytes, writer.make)
+        writer.open()
+        jobs = pieces.parts(writer.place)
+        bad = sorted({name for record in partial.run(jobs, progress) for name in record})
+        if strict and bad:
+            partial.discard()
+            raise InputError([matching.not_finite(bad, str(out))])
+        (partial.path / TRACKER).write_text(str(ITERATION))
+        if beside is not None:
+            sidecar.write(sidecar.read(beside), partial.path / sidecar.FOLDER)
+        partial.publish()
     tensors = sum(1 for rank in parts.ranks for _ in parts.held(rank))
-    return Conversion(tensors, size, seconds[0], tuple(bad))
+    return Conversion(tensors, writer.bytes, partial.seconds, tuple(bad))
 
 
 def mindspeed_to_mcore(

@@ -1,14 +1,18 @@
 """Output folders that are made in parts, and appear whole by a rename or not at all.
 
-Until then they lie beside their place as `.NAME.partial`, with a record of the finished parts: an
-interrupted run of the same work goes on behind them. Nothing takes such a folder for a model.
+Until then they lie beside their place, in `.NAME.partial/out`, with a record of the finished parts
+in `.NAME.partial/.parts`: an interrupted run of the same work goes on behind them. What is in there
+is taken for no model, and a lock keeps a second run out.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
+import importlib.metadata
 import json
+import logging
 import os
 import shutil
 import threading
@@ -18,7 +22,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from msllm.engine.output_path import check_parent
 from msllm.engine.training import checkpoint_folder
@@ -28,7 +32,9 @@ WORKERS = 2
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """What the system says of a disk, a quota or a limit on files that is too small."""
 RECORDS = ".parts"
-WORK = "work.json"
+WORK, FILES, LOCK = "work.json", "files.json", "lock"
+DATA = "out"
+_logger = logging.getLogger(__name__)
 ROOM = 64 * 2**20
 """Bytes that must be free beside the output's own: indexes, tokenizer files."""
 
@@ -53,18 +59,26 @@ class Progress:
 class Part:
     """One part of the work: `size` bytes of output, and what does it, returning its record.
 
-    `do` is given a function that it calls with the bytes done since the last call.
+    `do` is given a function that it calls with the bytes done since the last call. `file` is the
+    one that it makes, where it has one to itself.
     """
 
     size: int
     do: Callable[[Callable[[int], None]], Any]
+    file: Path | None = None
 
 
 def check_out(out: Path, where: str = "--out") -> list[Problem]:
     """List what keeps `out` from being made: it has something in it, or can't be written."""
-    path = out.expanduser()
+    try:
+        path = out.expanduser().resolve()
+    except (RuntimeError, OSError) as error:  # no such user, links in a circle
+        return [Problem(f"{out} leads nowhere: {error}", where, "name another folder")]
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         return [Problem(f"{out} exists and is not empty", where, "name a new folder, or remove it")]
+    if path.is_mount():
+        hint = f"name a folder in it, such as {out / 'model'}"
+        return [Problem(f"{out} is the top of a disk, which can't be put there whole", where, hint)]
     return check_parent(path, where)
 
 
@@ -74,34 +88,131 @@ def refuse_taken(out: Path) -> None:
         raise InputError(problems)
 
 
+def refuse_unfinished(folder: Path) -> None:
+    """Raise if a folder is the output, or a part of it, of a conversion that is not done."""
+    path = folder.expanduser().absolute()
+    if any((near / RECORDS / WORK).exists() for near in (path, *path.parents[:2])):
+        hint = "give the command again that was interrupted: it goes on"
+        raise InputError("it is what an unfinished conversion has so far", str(folder), hint)
+
+
 class PartialFolder:
-    """The folder in which `out` comes into being.
+    """The folder in which `out` comes into being; this process's alone while it is entered.
 
     Args:
         out: Where it is to be.
         work: What is done, as JSON has it; an interrupted run of other work is thrown away.
+
+    Attributes:
+        path: Where the files are made.
+        seconds: How long `run` took.
     """
 
     def __init__(self, out: Path, work: dict[str, Any]) -> None:
-        out = out.expanduser().absolute()
-        self._size = 0
-        self.out, self.path = out, out.with_name(f".{out.name}.partial")
+        self.out = out.expanduser().resolve()
+        self._folder = self.out.with_name(f".{self.out.name}.partial")
+        self.path, self._records = self._folder / DATA, self._folder / RECORDS
+        work = {**work, "msllm": importlib.metadata.version("msllm")}
         self._work = hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()
-        record = self.path / RECORDS / WORK
-        if not record.exists() or record.read_text() != self._work:
-            shutil.rmtree(self.path, ignore_errors=True)
-            record.parent.mkdir(parents=True)
-            record.write_text(self._work)
+        self._prepared: list[Path] = []
+        self._lock: IO[str] | None = None
+        self._size = 0
+        self.seconds = 0.0
+
+    def __enter__(self) -> PartialFolder:
+        """Keep others out, and find what an interrupted run has left.
+
+        Raises:
+            InputError: Another process is at it, or the place is taken by something else.
+        """
+        with self.guarded():
+            self._take()
+            record = self._records / WORK
+            if not record.exists() or record.read_text() != self._work or not self.path.exists():
+                if record.exists():
+                    _logger.warning("what another conversion to %s left is removed", self.out)
+                self._clear()
+                record.write_text(self._work)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Let others in."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _take(self) -> None:
+        where, hint = str(self._folder), "remove it, or name another folder"
+        if self._folder.is_symlink() or (self._folder.exists() and not self._folder.is_dir()):
+            raise InputError("it is in the way: it must be a folder", where, hint)
+        if self._folder.exists() and not self._records.is_dir() and any(self._folder.iterdir()):
+            raise InputError("it is in the way: it is not of a conversion", where, hint)
+        try:
+            self._records.mkdir(parents=True, exist_ok=True)
+            self._lock = (self._records / LOCK).open("w")
+        except OSError as error:
+            if error.errno in FULL:
+                raise
+            raise InputError(f"it can't be made: {error.strerror}", where, hint) from error
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.__exit__()
+            hint = "wait for its end, or name another folder"
+            raise InputError("another process is writing it", f"--out {self.out}", hint) from None
+        except OSError:
+            pass  # a disk without locks
+
+    def _clear(self) -> None:
+        """Forget what is done."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        for path in self._records.glob("*.json"):
+            path.unlink()
+        self.path.mkdir()
+
+    def prepare(self, size: int, make: Callable[[], object]) -> None:
+        """Make the files that all parts write into, unless a run before has and they are whole.
+
+        Args:
+            size: Their bytes, about.
+            make: Makes them.
+
+        Raises:
+            InputError: The disk is full; nothing is left behind.
+        """
+        record = self._records / FILES
+        if not record.exists() or json.loads(record.read_text()) != self._sizes():
+            self.check_room(size)
+            with self.guarded():
+                self._clear()
+                (self._records / WORK).write_text(self._work)
+                make()
+                _replace(record, self._sizes())
+        self._prepared = [self.path / name for name in json.loads(record.read_text())]
+
+    def _sizes(self) -> dict[str, int]:
+        paths = sorted(path for path in self.path.rglob("*") if path.is_file())
+        return {str(path.relative_to(self.path)): path.stat().st_size for path in paths}
 
     def record(self, number: int) -> Any:
         """What part `number` returned in this or an interrupted run; None if it is not done."""
         try:
-            return json.loads(self._record(number).read_text())
+            found = json.loads(self._record(number).read_text())
+            name, size = found["file"]
+            whole = name is None or (self.path / name).stat().st_size == size
+            return found["value"] if whole else None
         except (FileNotFoundError, ValueError):
             return None
 
     def _record(self, number: int) -> Path:
-        return self.path / RECORDS / f"{number:06d}.json"
+        return self._records / f"{number:06d}.json"
+
+    def _keep(self, number: int, part: Part, value: Any) -> None:
+        """Record that a part is done, once its bytes are on the disk."""
+        for path in [part.file] if part.file else self._prepared:
+            checkpoint_folder.sync(path)
+        file = (part.file.name, part.file.stat().st_size) if part.file else (None, 0)
+        _replace(self._record(number), {"value": value, "file": file})
 
     def check_room(self, size: int) -> None:
         """Refuse the work if the disk has no room for `size` more bytes."""
@@ -145,9 +256,7 @@ class PartialFolder:
                 advance(size)
 
             found[number] = parts[number].do(count)
-            new = self._record(number).with_suffix(".new")
-            new.write_text(json.dumps(found[number]))
-            os.replace(new, self._record(number))
+            self._keep(number, parts[number], found[number])
             advance(parts[number].size - told[0])
 
         with self.guarded(), ThreadPoolExecutor(WORKERS) as pool:
@@ -159,6 +268,7 @@ class PartialFolder:
             except BaseException:
                 pool.shutdown(cancel_futures=True)
                 raise
+        self.seconds = time.monotonic() - begun
         return found
 
     @contextmanager
@@ -173,8 +283,8 @@ class PartialFolder:
         except OSError as error:
             if error.errno not in FULL:
                 raise
-            written = sum(path.stat().st_blocks * 512 for path in self.path.rglob("*"))
-            free = shutil.disk_usage(self.path).free
+            written = sum(path.stat().st_blocks * 512 for path in self._folder.rglob("*"))
+            free = shutil.disk_usage(self.out.parent).free
             self.discard()
             missing = max(self._size + ROOM - written - free, 0)
             raise InputError(
@@ -186,7 +296,6 @@ class PartialFolder:
 
     def publish(self, seal: Callable[[Path], object] | None = None) -> None:
         """Give the finished folder its name, once `seal` has described what is in it."""
-        shutil.rmtree(self.path / RECORDS)
         if seal is not None:
             seal(self.path)
         with self.guarded():
@@ -196,7 +305,15 @@ class PartialFolder:
             self.out.rmdir()  # empty, as was checked
         os.replace(self.path, self.out)
         checkpoint_folder.sync(self.out.parent)
+        self.discard()
 
     def discard(self) -> None:
-        """Remove it."""
-        shutil.rmtree(self.path, ignore_errors=True)
+        """Remove what is in the making."""
+        self.__exit__()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _replace(path: Path, value: Any) -> None:
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(value))
+    os.replace(new, path)

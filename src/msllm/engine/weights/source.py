@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msllm.engine.weights import pickled, published, quantised
+from msllm.engine.weights.partial import refuse_unfinished
 from msllm.engine.weights.pickled import PickledWeights
 from msllm.engine.weights.published import PublishedWeights
 from msllm.engine.weights.quantised import Files, Form
@@ -75,6 +76,7 @@ def open_weights(folder: Path) -> Source:
             a way that is not read.
     """
     folder = folder.expanduser()
+    refuse_unfinished(folder)
     try:
         return _open(folder)
     except PermissionError as error:  # the folder itself

@@ -7,13 +7,14 @@ in the new ones; memory does not grow with the model.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from msllm.engine.weights import matching, sidecar, start
+from msllm.engine.weights import matching, recorded_model, sidecar, start, stored_parts
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
 from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, PublishedWriter
@@ -66,35 +67,27 @@ def mcore_to_hf(
     if weights is None:
         raise InputError([matching.unknown(architecture, where)])
     found = shortened(list(differences(stored, weights, architecture, str(checkpoint))), where)
-    problems = [*found, *check_out(out)]
+    problems = [
+        *recorded_model.differences(checkpoint, architecture, where),
+        *found,
+        *check_out(out),
+    ]
     if problems:
         raise InputError(problems)
     export = _Export(stored, weights, architecture, dtype)
-    partial = PartialFolder(out, export.identity())
-    parts = export.parts()
-    started = any(partial.record(number) is not None for number in range(len(parts)))
-    if not started:
-        partial.check_room(sum(tensor.size for tensor in export.planned.values()))
-    with partial.guarded():
-        export.open(partial.path, shard_bytes, started)
-    seconds = [0.0]
-
-    def shown(state: Progress) -> None:
-        seconds[0] = state.seconds
-        if progress is not None:
-            progress(state)
-
-    bad = sorted({name for record in partial.run(parts, shown) for name in record})
-    if strict and bad:
-        partial.discard()
-        raise InputError([matching.not_finite(bad, str(checkpoint))])
-    files, notes = sidecar.plain(beside.files, dtype)
-    sidecar.write(files, partial.path)
-    partial.publish()
+    with PartialFolder(out, export.identity()) as partial:
+        export.open(partial, shard_bytes)
+        bad = sorted({name for record in partial.run(export.parts(), progress) for name in record})
+        if strict and bad:
+            partial.discard()
+            raise InputError([matching.not_finite(bad, str(checkpoint))])
+        files, notes = sidecar.plain(beside.files, dtype)
+        sidecar.write(files, partial.path)
+        partial.publish()
     return Conversion(
         tensors=len(export.planned),
         bytes=sum(tensor.size for tensor in export.planned.values()),
-        seconds=seconds[0],
+        seconds=partial.seconds,
         not_finite=tuple(bad),
         notes=notes,
     )
@@ -136,7 +129,7 @@ class _Export:
         architecture: Architecture,
         dtype: torch.dtype | None,
     ):
-        self._stored, self._weights = stored, weights
+        self._stored, self._weights, self._architecture = stored, weights, architecture
         self._pieces = StoredParts(stored, weights, architecture, dtype)
         self._writer: PublishedWriter | None = None
         types: dict[str, torch.dtype] = {}
@@ -152,13 +145,18 @@ class _Export:
         index = (self._stored.folder / ".metadata").stat()
         return {
             "to": "hf",
+            "cut": stored_parts.PART_BYTES,
             "from": (str(self._stored.folder.absolute()), index.st_size, index.st_mtime_ns),
+            "model": asdict(self._architecture),
             "tensors": [(k, str(t.dtype), t.shape) for k, t in self.planned.items()],
         }
 
-    def open(self, folder: Path, shard_bytes: int, started: bool) -> None:
+    def open(self, partial: PartialFolder, shard_bytes: int) -> None:
         """Make the files, or go on in those that an interrupted run has made."""
-        self._writer = PublishedWriter(folder, self.planned, shard_bytes, fill=started)
+        folder, planned = partial.path, self.planned
+        size = sum(tensor.size for tensor in planned.values())
+        partial.prepare(size, lambda: PublishedWriter(folder, planned, shard_bytes))
+        self._writer = PublishedWriter(folder, planned, shard_bytes, fill=True)
 
     def parts(self) -> list[Part]:
         """Spread all pieces over parts of the work."""

@@ -26,7 +26,7 @@ from msllm.engine.weights.torch_dist import Piece, StoredTensor, Written
 from msllm.errors import InputError
 from msllm.models.architecture import Architecture
 from msllm.models.hf_config import architecture_from_config, read_config
-from msllm.models.weight_map import Run, Weight, WeightMap
+from msllm.models.weight_map import Run, Weight, WeightMap, published_shapes
 
 BLOCK_BYTES = 16 * 2**20
 """A piece's size: rows are read in blocks of about as many bytes.
@@ -100,29 +100,23 @@ def write(
     progress: Callable[[Progress], None] | None,
 ) -> Conversion:
     """Write a checkpoint `out` of what is read at `where`."""
-    partial = PartialFolder(out, work.identity())
-    parts = list(work.parts(partial.path))
-    partial.check_room(sum(p.size for n, p in enumerate(parts) if partial.record(n) is None))
-    seconds = [0.0]
-
-    def shown(state: Progress) -> None:
-        seconds[0] = state.seconds
-        if progress is not None:
-            progress(state)
-
-    records = partial.run(parts, shown)
-    not_finite = sorted({name for record in records for name in record["not_finite"]})
-    if strict and not_finite:
-        partial.discard()
-        raise InputError([matching.not_finite(not_finite, where)])
-    written = [_written(entry) for record in records for entry in record["written"]]
-    torch_dist.finish(partial.path, work.tensors, written)
-    sidecar.keep(beside, partial.path)
-    manifest = Manifest(
-        step=0, architecture=asdict(work.architecture), extra={"weights_only": True}
-    )
-    partial.publish(lambda folder: checkpoint_folder.seal(folder, manifest))
-    return Conversion(len(work.tensors), sum(p.size for p in parts), seconds[0], tuple(not_finite))
+    with PartialFolder(out, work.identity()) as partial:
+        parts = list(work.parts(partial.path))
+        partial.check_room(sum(p.size for n, p in enumerate(parts) if partial.record(n) is None))
+        records = partial.run(parts, progress)
+        not_finite = sorted({name for record in records for name in record["not_finite"]})
+        if strict and not_finite:
+            partial.discard()
+            raise InputError([matching.not_finite(not_finite, where)])
+        written = [_written(entry) for record in records for entry in record["written"]]
+        torch_dist.finish(partial.path, work.tensors, written)
+        sidecar.keep(beside, partial.path)
+        manifest = Manifest(
+            step=0, architecture=asdict(work.architecture), extra={"weights_only": True}
+        )
+        partial.publish(lambda folder: checkpoint_folder.seal(folder, manifest))
+    size = sum(part.size for part in parts)
+    return Conversion(len(work.tensors), size, partial.seconds, tuple(not_finite))
 
 
 class Rows(Protocol):
@@ -181,7 +175,10 @@ class Work:
         stats = [(str(file.absolute()), file.stat()) for file in self._source.files]
         return {
             "to": "mcore",
+            "cut": (PART_BYTES, BLOCK_BYTES),
             "files": [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats],
+            "model": asdict(self.architecture),
+            "published": sorted(published_shapes(self._weights)),
             "tensors": sorted((k, str(t.dtype), t.shape) for k, t in self.tensors.items()),
         }
 
@@ -224,7 +221,7 @@ class Work:
             written = torch_dist.write(path, by_piece, read)
             return {"written": [asdict(done) for done in written], "not_finite": bad}
 
-        return Part(sum(block.size for block in blocks), do)
+        return Part(sum(block.size for block in blocks), do, path)
 
     def _read(self, block: _Block) -> Tensor:
         count = math.prod(block.piece.sizes) // (self._weights[block.name].width or 1)
