@@ -40,5 +40,5 @@ def test_a_kernel_is_logged_with_its_shapes(npu, tmp_path):
 
 def test_a_version_that_is_not_there_is_said(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(Unavailable, match="torch_npu for torch 0.1 can't be installed"):
+    with pytest.raises(Unavailable, match=r"torch_npu for torch 0\.1 can't be installed"):
         environment._fetch(tmp_path / "site", "0.1")
