@@ -10,6 +10,7 @@ from tests.npu.references import need, reference
 
 def _sizes(group_list: Tensor, group_list_type: int, total: int) -> list[int]:
     need(group_list.dtype == torch.int64 and group_list.dim() == 1, "group_list is int64 [groups]")
+    need(group_list_type == 0 or group_list.numel() > 1, "a single count is not documented")
     counts = (
         group_list if group_list_type == 1 else group_list.diff(prepend=group_list.new_zeros(1))
     )
@@ -31,6 +32,7 @@ def npu_grouped_matmul(x, weight, *, bias=None, scale=None, offset=None, antiqua
     (rows,), (matrices,) = x, weight
     need(rows.dtype == matrices.dtype, f"{rows.dtype} times {matrices.dtype}")
     if group_type == 0:  # y[rows of g] = x[rows of g] @ w[g]
+        need(rows.is_contiguous(), "rows that are cut are no transposed view")
         need(rows.shape[1] == matrices.shape[1], f"{rows.shape} times {matrices.shape}")
         pieces = rows.split(_sizes(group_list, group_list_type, rows.shape[0]))
         out = [a.float() @ w.float() for a, w in zip(pieces, matrices, strict=True)]

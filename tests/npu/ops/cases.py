@@ -201,7 +201,12 @@ def _rotary() -> Iterator[Case]:
         yield Case(f"rotary: {name}", calls, arguments, _operator("rotary"))
 
 
-COUNTS = {"": [3, 0, 4, 5], "all in one": [0, 12, 0, 0], "none": [0, 0, 0, 0]}
+COUNTS = {
+    "some": [3, 0, 4, 5],
+    "all in one": [0, 12, 0, 0],
+    "one group": [12],
+    "none": [0, 0, 0, 0],
+}
 
 
 def _products() -> Iterator[Case]:
@@ -212,7 +217,7 @@ def _products() -> Iterator[Case]:
                 ("npu_grouped_matmul",) * (3 if sum(counts) else 0),
                 lambda dtype, counts=counts, trans_b=trans_b: {
                     "x": _tensor(sum(counts), 6, dtype=dtype),
-                    "weight": _tensor(4, *((8, 6) if trans_b else (6, 8)), dtype=dtype),
+                    "weight": _tensor(len(counts), *((8, 6) if trans_b else (6, 8)), dtype=dtype),
                     "counts": torch.tensor(counts),
                     "trans_b": trans_b,
                 },
@@ -229,7 +234,7 @@ def _products() -> Iterator[Case]:
         lambda device, arguments: device.ops.grouped_matmul(
             arguments["x"].t(),
             arguments["weight"].permute(2, 1, 0),
-            torch.tensor(COUNTS[""], device="cpu"),
+            torch.tensor(COUNTS["some"], device="cpu"),
         ),
     )
     yield Case(
@@ -239,7 +244,7 @@ def _products() -> Iterator[Case]:
             "into": torch.randn(4, 6, 8),
             "x": torch.randn(12, 6).to(dtype),
             "grad": torch.randn(12, 8).to(dtype),
-            "counts": torch.tensor(COUNTS[""]),
+            "counts": torch.tensor(COUNTS["some"]),
         },
         lambda device, arguments: device.function(grouped_matmul, "add_weight_gradient")(
             **arguments

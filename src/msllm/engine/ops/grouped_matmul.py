@@ -47,10 +47,11 @@ def grouped_matmul_npu(x: Tensor, weight: Tensor, counts: Tensor, trans_b: bool 
 
     x, weight: fp32, bf16 or fp16, the same. The operator takes lists of tensors; with
     `group_list_type` 1 its group list holds counts, int64 on the device (an int32 list would be
-    read as half as many). `group_type` 0 cuts the rows of x: [t, k] @ [e, k, n] -> [t, n], also
-    for dx, with the weight's last two axes swapped. `group_type` 2 cuts the axis that is summed
-    over, the columns of x.T: [k, t] @ [t, n] -> [e, k, n] for the weight's gradient; that groups
-    without rows get zeros there is documented and could not be tried.
+    read as half as many), but not a single one: then type 0, cumulative ends, says the same.
+    `group_type` 0 cuts the rows of x, which must not be a transposed view: [t, k] @ [e, k, n] ->
+    [t, n], also for dx, with the weight's last two axes swapped. `group_type` 2 cuts the axis that
+    is summed over, the columns of x.T: [k, t] @ [t, n] -> [e, k, n] for the weight's gradient.
+    That groups without rows get zeros there is not documented and could not be tried.
 
     No rows at all are a case for the reference. Counts that lie on the host are checked against
     x's rows; those on the device are trusted, as reading them would wait for it.
@@ -130,7 +131,12 @@ class _GroupedMatmulNpu(torch.autograd.Function):
 
 def _cut_rows(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
     (out,) = ascend.torch_npu().npu_grouped_matmul(
-        [x], [weight], group_list=counts, split_item=2, group_type=0, group_list_type=1
+        [x.contiguous()],
+        [weight],
+        group_list=counts,
+        split_item=2,
+        group_type=0,
+        group_list_type=int(counts.numel() > 1),
     )
     result: Tensor = out
     return result
@@ -138,7 +144,12 @@ def _cut_rows(x: Tensor, weight: Tensor, counts: Tensor) -> Tensor:
 
 def _cut_sum(left: Tensor, right: Tensor, counts: Tensor) -> Tensor:
     (out,) = ascend.torch_npu().npu_grouped_matmul(
-        [left.t()], [right], group_list=counts, split_item=2, group_type=2, group_list_type=1
+        [left.contiguous().t()],
+        [right.contiguous()],
+        group_list=counts,
+        split_item=2,
+        group_type=2,
+        group_list_type=int(counts.numel() > 1),
     )
     result: Tensor = out
     return result
