@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from msllm.engine.ops import REFERENCE, Operators, grouped_matmul, operators_for, ring_attention
+from msllm.engine.ops.attention_npu import fuse
 from msllm.engine.ops.rotary import cos_sin
 from msllm.models.architecture import MoE
 
@@ -361,6 +362,43 @@ def _ring() -> Iterator[Case]:
                 given["before"], given["now"], given["cu"]
             ),
         )
+    for packed in (False, True):
+        yield Case(
+            f"attention in two steps of a ring{': packed' * packed}",
+            ("npu_fusion_attention", "npu_fusion_attention", "npu_ring_attention_update"),
+            lambda dtype: {
+                name: torch.randn(shape).to(dtype)
+                for name, shape in {
+                    "q": (6, 1, 4, 8),
+                    "k": (10, 1, 2, 8),
+                    "v": (10, 1, 2, 8),
+                }.items()
+            },
+            lambda device, given, packed=packed: _two_steps(device, given, packed),
+        )
+
+
+def _two_steps(device: Device, given: Arguments, packed: bool) -> Any:
+    """Attention over 4 keys and then 6 more, or over all at once."""
+    q, k, v = given["q"], given["k"], given["v"]
+    if not device.npu:
+        return device.ops.attention(q, k, v, scale=0.3, causal=False).flatten(2)
+    parts = []
+    for keys in (slice(0, 4), slice(4, 10)):
+        tensors = [x.squeeze(1) if packed else x.flatten(2) for x in (q, k[keys], v[keys])]
+        parts.append(
+            fuse(
+                *tensors,
+                heads=4,
+                layout="TND" if packed else "SBH",
+                scale=0.3,
+                ends=([6], [keys.stop - keys.start]) if packed else None,
+                softmax_layout="TND" if packed else "",
+            )
+        )
+    cu_seqlens = torch.tensor([0, 6], device=q.device) if packed else None
+    merge = device.function(ring_attention, "merge_attention")
+    return merge(*parts, cu_seqlens)[0].reshape(6, 1, 32)
 
 
 def _train(device: Device, arguments: Arguments) -> Any:
