@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.npu.ops import more_references  # noqa: F401
-from tests.npu.ops.cases import Arguments, Case, Device, cases
+from tests.npu.ops.case import Arguments, Case, Device
+from tests.npu.ops.cases import cases
 from tests.npu.simulator import Simulator
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}
