@@ -5,7 +5,14 @@ import copy
 import pytest
 import torch
 
-from msllm.engine.ops.adamw import adamw, adamw_foreach, foreach_adamw, fuse_adamw
+from msllm.engine.ops.adamw import (
+    adamw,
+    adamw_foreach,
+    adamw_npu,
+    foreach_adamw,
+    fuse_adamw,
+    fuse_adamw_npu,
+)
 
 SETTINGS = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
 
@@ -29,7 +36,7 @@ def train(optimizer, parameter, gradients):
         optimizer.step()
 
 
-@pytest.mark.parametrize("make", [adamw, adamw_foreach])
+@pytest.mark.parametrize("make", [adamw, adamw_foreach, adamw_npu])
 def test_equals_the_formula(make):
     start, gradients = torch.randn(7, 5), torch.randn(6, 7, 5)
     parameter = torch.nn.Parameter(start.clone())
@@ -51,7 +58,7 @@ def test_state_is_what_megatrons_distributed_optimizer_reads(make):
     assert state["exp_avg"].dtype == torch.float32
 
 
-@pytest.mark.parametrize("switch", [fuse_adamw, foreach_adamw])
+@pytest.mark.parametrize("switch", [fuse_adamw, foreach_adamw, fuse_adamw_npu])
 def test_switching_somebody_elses_optimizer_goes_on_with_the_same_curve(switch):
     """Also after a state was loaded that brings other settings."""
     start, gradients = torch.randn(7, 5), torch.randn(6, 7, 5)
@@ -78,3 +85,19 @@ def test_the_chosen_kernel_runs(make, kernel):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         train(optimizer, parameter, torch.randn(1, 3))
     assert kernel in {event.key for event in profile.key_averages()}
+
+
+def test_an_npu_without_a_fused_kernel_updates_all_at_once():
+    optimizer = adamw_npu([torch.nn.Parameter(torch.randn(3))], **SETTINGS)
+    assert [(g["fused"], g["foreach"]) for g in optimizer.param_groups] == [(False, True)]
+
+
+def test_a_count_of_steps_that_is_a_number_becomes_the_kernels_tensor():
+    """Megatron's checkpoints may bring a plain number."""
+    parameter = torch.nn.Parameter(torch.randn(3))
+    optimizer = adamw_foreach([parameter], **SETTINGS)
+    train(optimizer, parameter, torch.randn(2, 3))
+    optimizer.state[parameter]["step"] = 2
+    fuse_adamw(optimizer)
+    train(optimizer, parameter, torch.randn(1, 3))
+    assert optimizer.state[parameter]["step"].item() == 3

@@ -34,8 +34,10 @@ def test_cpu_and_cuda_compute_with_the_references():
 def test_implementations_are_named_for_the_run_header():
     names = operators_for("npu").implementations()
     assert set(names) == {field.name for field in dataclasses.fields(REFERENCE)}
-    assert names["attention"] == "attention.attention"
-    assert names["adamw"] == "adamw.adamw_foreach"
+    assert names["attention"] == "attention_npu.attention_npu (reference for a soft cap)"
+    assert names["rms_norm"] == "norm.rms_norm_npu"
+    assert names["layer_norm"] == "norm.layer_norm"
+    assert REFERENCE.implementations()["attention"] == "attention.attention"
 
 
 def test_is_frozen():

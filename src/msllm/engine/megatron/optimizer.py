@@ -13,7 +13,7 @@ from msllm.config import RunConfig, TrainConfig
 from msllm.engine.device import Device
 from msllm.engine.megatron.model import LanguageModel
 from msllm.engine.megatron.model_config import DTYPES, ModelConfig
-from msllm.engine.ops.adamw import foreach_adamw, fuse_adamw
+from msllm.engine.ops import operators_for
 
 Chunk: TypeAlias = DistributedDataParallel
 """One pipeline chunk with its gradient buffers."""
@@ -79,7 +79,7 @@ def inner_optimizers(optimizer: Any) -> list[Any]:
 
 def choose_kernels(optimizer: Any, device: Device) -> None:
     """Have torch's AdamW use the device's fastest kernel; a loaded state resets the choice."""
-    choose = foreach_adamw if device.kind == "npu" else fuse_adamw
+    choose = operators_for(device.kind).fuse_adamw
     for inner in inner_optimizers(optimizer):
         if isinstance(inner, torch.optim.AdamW):
             choose(inner)

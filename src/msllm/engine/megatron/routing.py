@@ -11,7 +11,7 @@ from megatron.core.transformer.moe.router import TopKRouter
 from torch import Tensor
 
 from msllm.engine.megatron.model_config import ModelConfig
-from msllm.engine.ops.routing import by_scores, sparsemixer
+from msllm.engine.ops.routing import sparsemixer
 from msllm.models.architecture import MoE
 
 
@@ -40,7 +40,7 @@ class Router(TopKRouter):
         if moe.score_function == "sparsemixer":
             experts, weights = sparsemixer(logits, moe.router_jitter, self.training)
         else:
-            experts, weights = by_scores(logits, moe, self.expert_bias)
+            experts, weights = self.config.ops.by_scores(logits, moe, self.expert_bias)
         probs = torch.zeros_like(logits).scatter(1, experts, weights.to(logits.dtype))
         chosen = torch.zeros_like(logits, dtype=torch.bool).scatter(1, experts, True)
         if self.training and torch.is_grad_enabled() and self.is_aux_loss_enabled():

@@ -66,6 +66,41 @@ def foreach_adamw(optimizer: torch.optim.AdamW) -> None:
     _choose(optimizer, fused=False, foreach=True)
 
 
+def adamw_npu(
+    param_groups: ParamGroups,
+    lr: float,
+    betas: tuple[float, float] = (0.9, 0.95),
+    eps: float = 1e-8,
+    weight_decay: float = 0.1,
+) -> torch.optim.AdamW:
+    """Make an AdamW for an NPU; see `fuse_adamw_npu`."""
+    optimizer = torch.optim.AdamW(
+        param_groups, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay
+    )
+    fuse_adamw_npu(optimizer)
+    return optimizer
+
+
+def fuse_adamw_npu(optimizer: torch.optim.AdamW) -> None:
+    """Switch an AdamW that somebody else made to torch_npu's fused kernel, else to foreach.
+
+    torch_npu registers torch's own `_fused_adamw_` for the device and launches aclnnApplyAdamWV2
+    once a parameter: one pass over memory where foreach makes nine, and the step count stays on
+    the device. `torch_npu.npu_apply_adam_w` is the older form of the same: it takes powers of the
+    betas as host numbers, goes through the older aclop interface, and would need a subclass put in
+    the place of the optimizer that Megatron makes. Both seen in the launch log of torch_npu 2.13
+    on stand-in libraries; a torch_npu without the kernel gets foreach.
+    """
+    kernel = torch._C._dispatch_has_kernel_for_dispatch_key("aten::_fused_adamw_", "PrivateUse1")
+    (fuse_adamw if kernel else foreach_adamw)(optimizer)
+
+
 def _choose(optimizer: torch.optim.AdamW, *, fused: bool, foreach: bool) -> None:
     for settings in (optimizer.defaults, *optimizer.param_groups):
         settings.update(fused=fused, foreach=foreach)
+    if fused:  # a state of the other forms counts steps on the host, the kernel on the device
+        for parameter, state in optimizer.state.items():
+            if "step" in state:
+                state["step"] = torch.as_tensor(state["step"], dtype=torch.float32).to(
+                    parameter.device
+                )

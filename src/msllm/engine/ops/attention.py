@@ -54,7 +54,7 @@ def attention(
     Raises:
         ValueError: Shapes or options that don't go together.
     """
-    _check(q, k, v, causal, window)
+    check(q, k, v, causal, window)
     if cu_seqlens is not None:
         return _packed(
             q,
@@ -77,7 +77,8 @@ def attention(
     return _blocked(core, q, k, v, window) if causal else core(q, k, v, False, None)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None) -> None:
+def check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None) -> None:
+    """Refuse, with a ValueError, shapes and options of `attention` that don't go together."""
     if q.shape[2] % k.shape[2] or k.shape[:3] != v.shape[:3] or q.shape[3] != k.shape[3]:
         raise ValueError(
             f"attention shapes do not fit: q {tuple(q.shape)}, k {tuple(k.shape)}, "
@@ -92,18 +93,23 @@ def _check(q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int | None) ->
         raise ValueError(f"window {window} must be at least 1, and needs causal attention")
 
 
-def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: object) -> Tensor:
-    """Each sequence by itself, so that none depends on its neighbours even in the last bit."""
-    ends = cu_seqlens.tolist()
-    lengths = [end - start for start, end in itertools.pairwise(ends)]
+def check_packed(q: Tensor, k: Tensor, ends: list[int]) -> None:
+    """Refuse, with a ValueError, lengths that don't fit `q` and `k`; `ends` begins with 0."""
     if q.shape[1] != 1 or q.shape[0] != k.shape[0]:
         raise ValueError(
             f"packed sequences need a batch of 1 and as many keys as queries: "
             f"q {tuple(q.shape)}, k {tuple(k.shape)}"
         )
-    if ends[0] != 0 or ends[-1] != q.shape[0] or min(lengths) < 0:
+    falls = any(end < start for start, end in itertools.pairwise(ends))
+    if ends[0] != 0 or ends[-1] != q.shape[0] or falls:
         raise ValueError(f"cu_seqlens {ends} must rise from 0 to the {q.shape[0]} tokens")
-    lengths = [length for length in lengths if length]
+
+
+def _packed(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, **options: object) -> Tensor:
+    """Each sequence by itself, so that none depends on its neighbours even in the last bit."""
+    ends = cu_seqlens.tolist()
+    check_packed(q, k, ends)
+    lengths = [end - start for start, end in itertools.pairwise(ends) if end > start]
     pieces = zip(q.split(lengths), k.split(lengths), v.split(lengths), strict=True)
     return torch.cat([attention(*piece, **options) for piece in pieces])  # type: ignore[arg-type]
 

@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from msllm.engine.ops import ascend
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
     """RMSNorm (arXiv:1910.07467): x / sqrt(mean(x^2) + eps) * weight, like `x` [..., h].
@@ -28,6 +30,33 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False)
     wide = torch.promote_types(x.dtype, torch.float32)
     scale = weight.to(wide) + 1 if zero_centered else weight.to(wide)
     return _RMSNorm.apply(x, scale, eps)
+
+
+def rms_norm_npu(x: Tensor, weight: Tensor, eps: float, zero_centered: bool = False) -> Tensor:
+    """As `rms_norm`, by `npu_rms_norm`, like `x` [..., h] (fp32, bf16 or fp16).
+
+    The operator wants its weight (`gamma`, a plain factor) in x's dtype. Zero-centred weights in
+    16 bits would lose all that is finer than 1/256 once 1 is added to them, so those, and weights
+    of another dtype than `x`, are computed in fp32 as the reference does. The keyword is
+    `epsilon`, its default 1e-6; the second result, 1 / rms in fp32, serves its own backward pass.
+
+    Not used: `npu_add_rms_norm`, which adds the residual first. It has no backward pass of its
+    own, and Megatron's layers add the residual in another place than they norm it.
+
+    Raises:
+        ValueError: A weight that is not [h]: the operator would norm over other dimensions.
+    """
+    if weight.shape != x.shape[-1:]:
+        raise ValueError(f"RMSNorm of {tuple(x.shape)} with a weight of {tuple(weight.shape)}")
+    plain = not zero_centered and weight.dtype == x.dtype
+    wide = x if plain else x.float()
+    scale = weight if plain else weight.float()
+    ascend.require_one_dtype("RMSNorm", x=wide, weight=scale)
+    if zero_centered:
+        scale = scale + 1
+    out, _ = ascend.torch_npu().npu_rms_norm(wide, scale, epsilon=eps)
+    normed: Tensor = out.to(x.dtype)
+    return normed
 
 
 def layer_norm(

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msllm.engine.ops import activation, grouped_matmul, moe_permute, norm, rotary
+from msllm.engine.ops import activation, attention_npu, grouped_matmul, moe_permute, norm, rotary
 from msllm.engine.ops import adamw as adamw_module
 from msllm.engine.ops import attention as attention_module
+from msllm.engine.ops import routing as routing_module
 
 TensorFunction = Callable[..., Tensor]
 
@@ -33,25 +34,57 @@ class Operators:
     grouped_matmul: TensorFunction = grouped_matmul.grouped_matmul
     permute: Callable[..., tuple[Tensor, Tensor | None, Tensor]] = moe_permute.permute
     unpermute: TensorFunction = moe_permute.unpermute
+    by_scores: Callable[..., tuple[Tensor, Tensor]] = routing_module.by_scores
     adamw: Callable[..., torch.optim.AdamW] = adamw_module.adamw
     fuse_adamw: Callable[[torch.optim.AdamW], None] = adamw_module.fuse_adamw
 
     def implementations(self) -> dict[str, str]:
-        """Operator -> where its implementation is, as `module.function`, for a run's header."""
+        """Operator -> where its implementation is, as `module.function`, for a run's header.
+
+        A device's own implementation that leaves some calls to the reference says which.
+        """
         chosen = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            name: f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
-            for name, function in chosen.items()
-        }
+        named = {}
+        for name, function in chosen.items():
+            left = _LEFT_TO_REFERENCE.get(function)
+            where = f"{function.__module__.rpartition('.')[2]}.{function.__name__}"
+            named[name] = where if left is None else f"{where} (reference for {left})"
+        return named
 
 
 REFERENCE = Operators()
 """The pure-torch implementations: right everywhere, and the truth for tests."""
 
 _OWN: dict[str, dict[str, Callable[..., Any]]] = {
-    "npu": {"adamw": adamw_module.adamw_foreach, "fuse_adamw": adamw_module.foreach_adamw},
+    "npu": {
+        "attention": attention_npu.attention_npu,
+        "rms_norm": norm.rms_norm_npu,
+        "swiglu": activation.swiglu_npu,
+        "geglu": activation.geglu_npu,
+        "rotary": rotary.rotary_npu,
+        "grouped_matmul": grouped_matmul.grouped_matmul_npu,
+        "permute": moe_permute.permute_npu,
+        "unpermute": moe_permute.unpermute_npu,
+        "by_scores": routing_module.by_scores_npu,
+        "adamw": adamw_module.adamw_npu,
+        "fuse_adamw": adamw_module.fuse_adamw_npu,
+    },
 }
-"""Kind of device -> operator -> implementation, for those that beat the reference there."""
+"""Kind of device -> operator -> implementation, for those that beat the reference there.
+
+LayerNorm stays torch's, which has a kernel on each device.
+"""
+
+_LEFT_TO_REFERENCE: dict[Callable[..., Any], str] = {
+    attention_npu.attention_npu: "a soft cap",
+    activation.swiglu_npu: "a limit or alpha",
+    activation.geglu_npu: "a limit",
+    rotary.rotary_npu: "1000 heads or sequences, and 896 dimensions",
+    moe_permute.permute_npu: "unequal numbers of experts, and padding",
+    moe_permute.unpermute_npu: "what the reference permuted",
+    routing_module.by_scores_npu: "sums that the kernel doesn't make",
+}
+"""What each implementation can't do, and computes as the reference does."""
 
 
 def operators_for(kind: str) -> Operators:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from msllm.engine.ops import ascend
 from msllm.errors import InputError
 from msllm.models.architecture import Rope
 
@@ -86,6 +87,42 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Te
     turned, rest = x[..., :r], x[..., r:]
     turned = (turned * cos + _quarter_turn(turned, interleaved) * sin).to(x.dtype)
     return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+
+
+def rotary_npu(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool = False) -> Tensor:
+    """As `rotary`, by `npu_rotary_mul` in its layout SBND: like `x` [s, b, n, d].
+
+    `r1` and `r2` are cos and sin, as wide as what is turned; `rotary_mode` is "half" or
+    "interleave". The kernel computes in one dtype, so the tables are rounded to x's first (as
+    Megatron and transformers do); in bf16 that is an error of the size of the result's rounding.
+    Where not all of a head is turned, the rest is cut off and put back.
+
+    The reference computes what is beyond the documented limits: r of 896 or more, 1000 or more
+    heads or sequences (interleaved: heads times sequences), interleaved pairs with a table a
+    sequence.
+
+    Raises:
+        ValueError: Tables that do not fit `x`; an odd r.
+    """
+    s, b, n, d = x.shape
+    r = cos.shape[-1]
+    fits = cos.shape in ((s, 1, 1, r), (s, b, 1, r)) and sin.shape == cos.shape
+    if not fits or r > d or r % 2:
+        raise ValueError(
+            f"rotary tables {tuple(cos.shape)} and {tuple(sin.shape)} do not fit {tuple(x.shape)}"
+        )
+    ascend.require_one_dtype("rotary", x=x)
+    many = b * n >= 1000 or cos.shape[1] > 1 if interleaved else max(b, n) >= 1000
+    if r >= 896 or many:
+        ascend.left_to_reference("rotary", f"{n} heads of {r} in {b} sequences")
+        return rotary(x, cos, sin, interleaved)
+    turned: Tensor = ascend.torch_npu().npu_rotary_mul(
+        x[..., :r],
+        cos.to(x.dtype),
+        sin.to(x.dtype),
+        rotary_mode="interleave" if interleaved else "half",
+    )
+    return torch.cat((turned, x[..., r:]), dim=-1) if r < d else turned
 
 
 def _quarter_turn(x: Tensor, interleaved: bool) -> Tensor:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
+from msllm.engine.ops import ascend
 from msllm.models.architecture import MoE
 
 
@@ -24,6 +28,68 @@ def by_scores(logits: Tensor, moe: MoE, bias: Tensor | None) -> tuple[Tensor, Te
     if moe.norm_topk_prob:
         weights = weights / (weights.sum(dim=-1, keepdim=True) + 1e-20)
     return experts, weights * moe.routed_scaling_factor
+
+
+def by_scores_npu(logits: Tensor, moe: MoE, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+    """As `by_scores`, by `npu_moe_gating_top_k` in fp32: experts int64, weights fp32, `[t, k]`.
+
+    The operator's `norm_type` is 1 for sigmoids, whose chosen scores it always divides by their
+    sum, and 0 for a softmax, whose it never does: other choices go to the reference. Groups are
+    judged by their best expert (`group_select_mode` 0) or best two (1), and hold more than two;
+    at most 2048 experts. `bias` only selects. Documented for inference: the backward pass is our
+    own, from the scores that `out_flag` returns (the operator's has no meta kernel).
+    """
+    if not _has_kernel(moe, logits.shape[-1]):
+        ascend.left_to_reference("by_scores", "this choice of experts")
+        return by_scores(logits, moe, bias)
+    weights, experts = _ByScores.apply(logits.float(), moe, None if bias is None else bias.float())
+    return experts, weights
+
+
+def _has_kernel(moe: MoE, experts: int) -> bool:
+    groups = moe.num_groups or 1
+    if moe.norm_topk_prob != (moe.score_function == "sigmoid") or experts > 2048:
+        return False
+    if groups == 1:
+        return True
+    padded = -(-experts // groups // 32) * 32  # a group's experts, as the kernel pads them
+    return moe.group_best in (1, 2) and experts // groups > 2 and padded * groups <= 2048
+
+
+class _ByScores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, moe: MoE, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+        weights, experts, scores = ascend.torch_npu().npu_moe_gating_top_k(
+            logits,
+            moe.num_experts_per_tok,
+            bias=bias,
+            k_group=moe.topk_groups or 1,
+            group_count=moe.num_groups or 1,
+            group_select_mode=int(moe.num_groups is not None and moe.group_best == 2),
+            norm_type=int(moe.score_function == "sigmoid"),
+            out_flag=True,
+            routed_scaling_factor=moe.routed_scaling_factor,
+        )
+        experts = experts.long()
+        ctx.save_for_backward(scores, experts)
+        ctx.moe = moe
+        ctx.mark_non_differentiable(experts)
+        return weights, experts
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor, None, None]:
+        """Softmax p: dx = p (dp - sum(dp p)). Sigmoid, over its sum S: dp = (g - sum(g w)) / S."""
+        scores, experts = ctx.saved_tensors
+        chosen = scores.gather(1, experts)
+        grad = grad * ctx.moe.routed_scaling_factor
+        if ctx.moe.score_function == "sigmoid":
+            total = chosen.sum(-1, keepdim=True) + 1e-20
+            grad = (grad - (grad * chosen).sum(-1, keepdim=True) / total) / total
+            slope = grad * chosen * (1 - chosen)
+            return torch.zeros_like(scores).scatter(1, experts, slope), None, None
+        slope = torch.zeros_like(scores).scatter(1, experts, grad * chosen)
+        return slope - scores * slope.sum(-1, keepdim=True), None, None
 
 
 def _best_groups(ranked: Tensor, moe: MoE) -> Tensor:
