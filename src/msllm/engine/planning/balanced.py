@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
@@ -17,7 +18,6 @@ from megatron.core.transformer.moe.token_dispatcher import (
     MoEAlltoAllTokenDispatcher,
 )
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from msllm.engine.planning.operators import picked
 
@@ -35,15 +35,18 @@ def balance(chunk: torch.nn.Module, imbalance: float) -> None:
             layer.token_dispatcher = kind(layer, imbalance)
 
 
+def forget(chunk: torch.nn.Module) -> None:
+    """Drop what dispatchers keep of their last micro-batch, and so its graph."""
+    for module in chunk.modules():
+        if isinstance(module, MoELayer):
+            for name, value in vars(module.token_dispatcher).items():
+                if isinstance(value, Tensor):
+                    setattr(module.token_dispatcher, name, None)
+
+
 def shares(total: int, parts: int) -> list[int]:
     """`total` in `parts` that differ by one at most."""
     return [(total * (i + 1)) // parts - (total * i) // parts for i in range(parts)]
-
-
-def _known(values: list[Any]) -> Tensor:
-    """A real tensor, whose values can be read in a trace."""
-    with _disable_current_modes():
-        return torch.tensor(values, dtype=torch.int64)
 
 
 def _groups(layer: MoELayer) -> ProcessGroupCollection:
@@ -62,15 +65,11 @@ class BalancedAlltoAll(MoEAlltoAllTokenDispatcher):
             layer.num_local_experts, layer.local_expert_indices, layer.config, _groups(layer)
         )
         self.imbalance = imbalance
-        with _disable_current_modes():
-            chunks = torch.arange(self.num_experts * self.tp_size)
-            by_expert = chunks.reshape(-1, self.num_local_experts)
-            self.sort_input_by_local_experts = by_expert.T.ravel()
-            self.restore_output_by_local_experts = chunks.reshape(
-                self.num_local_experts, -1
-            ).T.ravel()
+        # Rows are copied into the order of experts: in one piece, where Megatron takes a piece
+        # for each expert of each rank. Values of numpy's arrays can be read in a trace.
+        self.sort_input_by_local_experts = self.restore_output_by_local_experts = np.array([0])
 
-    def preprocess(self, routing_map: Tensor) -> Tensor:
+    def preprocess(self, routing_map: Tensor) -> Any:
         """Say how many tokens go where, given the map `[t, e]`: from its shape alone."""
         chosen = routing_map.size(0) * self.config.moe_router_topk
         self.num_out_tokens = chosen
@@ -85,14 +84,13 @@ class BalancedAlltoAll(MoEAlltoAllTokenDispatcher):
                 sum(sent[i * local : (i + 1) * local]) for i in range(self.ep_size)
             ]
             self.output_splits = [sum(mine)] * self.ep_size
-            self.output_splits_tp = _known([sum(mine) * self.ep_size] * self.tp_size)
+            self.output_splits_tp = np.array([sum(mine) * self.ep_size] * self.tp_size)
         else:
             mine = sent
         if local > 1:
-            self.num_global_tokens_per_local_expert = _known(
-                [mine] * (self.tp_size * self.ep_size)
-            )
-        return _known([n * self.tp_size * self.ep_size for n in mine])
+            rows = sum(mine) * self.tp_size * self.ep_size
+            self.num_global_tokens_per_local_expert = np.array([[rows]])
+        return np.array(mine) * self.tp_size * self.ep_size
 
     def _maybe_dtoh_and_synchronize(self, point: str, tokens_per_expert: Any = None) -> Any:
         """Leave the counts where they are: on the host."""
@@ -128,7 +126,7 @@ class BalancedAllGather(MoEAllGatherTokenDispatcher):
         transposed = self.local_probs.T.contiguous()
         self.local_probs = picked(transposed, self.local_map.T.contiguous(), sum(counts))
         self.routing_map = None
-        return permuted, _known(counts), self.local_probs
+        return permuted, np.array(counts), self.local_probs
 
 
 BALANCED: dict[str, Any] = {"alltoall": BalancedAlltoAll, "allgather": BalancedAllGather}

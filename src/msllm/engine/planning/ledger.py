@@ -7,9 +7,7 @@ and runs it unchanged. Knows nothing of devices: how long the work takes is `tim
 from __future__ import annotations
 
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,29 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-Work = tuple[str, int, int]
-"""One operation: `matmul`, `attention` or `memory`; FLOPs; bytes read and written."""
-Collective = tuple[str, str, int]
-"""One collective: its name, its group's name, bytes of the message, see `_MESSAGES`."""
-
-
-@dataclass
-class Record:
-    """What was done in one phase of a step.
-
-    Attributes:
-        work: How often each operation.
-        collectives: How often each collective.
-        start: Bytes held when the phase began.
-        end: Bytes held when it ended.
-        peak: Most bytes held in it.
-    """
-
-    work: Counter[Work] = field(default_factory=Counter)
-    collectives: Counter[Collective] = field(default_factory=Counter)
-    start: int = 0
-    end: int = 0
-    peak: int = 0
+from msllm.engine.planning.records import Record, Work
 
 
 class Ledger(TorchDispatchMode):

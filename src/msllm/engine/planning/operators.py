@@ -6,7 +6,6 @@ rows depends on the data, it is what the caller was told (`num_out_tokens`), nev
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -146,11 +145,3 @@ def picked(values: Tensor, mask: Tensor, count: int) -> Tensor:
     """Stand in for `values.masked_select(mask)`, which finds `count` elements."""
     found = torch.empty(count, dtype=torch.int64, device=values.device)
     return values.flatten().index_select(0, found)
-
-
-def chosen_rows(shape: Sequence[int]) -> int:
-    """Rows of a shape whose last dimension is the model's width."""
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    return rows

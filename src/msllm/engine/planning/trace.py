@@ -11,7 +11,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -25,8 +24,10 @@ from msllm.config import RunConfig
 from msllm.engine.device import Device
 from msllm.engine.layout import Layout
 from msllm.engine.megatron.adapt import adapt
-from msllm.engine.planning.ledger import Ledger, Record
+from msllm.engine.planning.folding import Fold, fold, layer_kinds, unfold
+from msllm.engine.planning.ledger import Ledger
 from msllm.engine.planning.operators import planning_operators
+from msllm.engine.planning.records import ChunkTrace, StageTrace
 from msllm.models.architecture import Architecture
 
 
@@ -50,35 +51,6 @@ class Pretence(FakeTensorMode):
         return super().dispatch(func, types, args, kwargs)
 
 
-@dataclass
-class ChunkTrace:
-    """One micro-batch through one chunk."""
-
-    forward: Record
-    backward: Record
-
-
-@dataclass
-class StageTrace:
-    """One stage's part of a step.
-
-    Attributes:
-        static: Bytes that stay from step to step: parameters, gradients, main parameters,
-            optimizer state.
-        parameters: Number of parameters.
-        chunks: A micro-batch through each chunk.
-        reduction: Reducing the gradients, once a step.
-        gathering: Gathering the parameters, once a step.
-    """
-
-    static: dict[str, int]
-    parameters: int
-    chunks: list[ChunkTrace]
-    reduction: Record
-    gathering: Record
-    largest: dict[str, int] = field(default_factory=dict)
-
-
 def trace_stage(
     architecture: Architecture,
     layout: Layout,
@@ -86,6 +58,7 @@ def trace_stage(
     kind: str,
     stage: int,
     imbalance: float = 1.0,
+    folded: bool = True,
 ) -> StageTrace:
     """Trace the first rank of a stage.
 
@@ -96,11 +69,14 @@ def trace_stage(
         kind: Kind of device whose kernels are assumed.
         stage: Which pipeline stage.
         imbalance: Tokens of this rank's experts over the mean.
+        folded: Whether equal layers may be counted instead of traced, see `folding`.
     """
+    off = {"overlap_grad_reduce": False, "overlap_param_gather": False}
+    run = run.model_copy(update={"train": run.train.model_copy(update=off)})
     ops = planning_operators(kind)
     adapt(Device("cpu"), ops=ops)
     with _world(layout, stage), Pretence():
-        return _trace(architecture, layout, run, ops, imbalance)
+        return _trace(architecture, layout, run, ops, stage, imbalance, folded)
 
 
 @contextmanager
@@ -118,7 +94,13 @@ def _world(layout: Layout, stage: int) -> Iterator[None]:
 
 
 def _trace(
-    architecture: Architecture, layout: Layout, run: RunConfig, ops: Any, imbalance: float
+    architecture: Architecture,
+    layout: Layout,
+    run: RunConfig,
+    ops: Any,
+    stage: int,
+    imbalance: float,
+    folded: bool,
 ) -> StageTrace:
     from megatron.core.distributed import finalize_model_grads
 
@@ -130,26 +112,36 @@ def _trace(
     for chunk in bare:
         balance(chunk, imbalance)
     chunks = optimizer.distribute(bare, config, run)
-    static, exist = _static(chunks, run)
+    static, updated, exist = _static(chunks, run)
     ledger = Ledger(exist, _group_names())
     with ledger:
         traces = [
-            _chunk(ledger, chunk, index, len(chunks), layout, run)
-            for index, chunk in enumerate(chunks)
+            _chunk(ledger, chunk, layout, run, _fold(chunk, run) if folded else None)
+            for chunk in chunks
         ]
         reduction = ledger.phase()
-        finalize_model_grads(chunks, None)
+        finalize_model_grads(chunks, torch.ones((), dtype=torch.int))
         gathering = ledger.phase()
-        if run.layout.distributed_optimizer and run.train.optimizer == "adamw":
+        if optimizer.use_distributed_optimizer(run):
             for chunk in chunks:
                 chunk.start_param_sync(force_sync=True)
         ledger.phase()
+        static["buffers"] = ledger.now + sum(trace.left for trace in traces)
     count = sum(p.numel() for chunk in chunks for p in chunk.parameters())
-    return StageTrace(static, count, traces, reduction, gathering)
+    return StageTrace(stage, static, count, updated, traces, reduction, gathering)
 
 
-def _static(chunks: list[Any], run: RunConfig) -> tuple[dict[str, int], list[torch.Tensor]]:
-    """Bytes of what stays, by item, and those tensors.
+def _fold(chunk: Any, run: RunConfig) -> Fold | None:
+    """How a chunk's layers repeat."""
+    layers = chunk.module.global_layers
+    block = run.train.recompute_layers if run.train.recompute == "full" else 1
+    return fold(layer_kinds(chunk.module.config.architecture, layers), block)
+
+
+def _static(
+    chunks: list[Any], run: RunConfig
+) -> tuple[dict[str, int], int, list[torch.Tensor]]:
+    """Bytes of what stays, by item; the number of updated parameters; the tensors that stay.
 
     The optimizer itself is not built, as that would ask the other ranks.
     """
@@ -164,7 +156,7 @@ def _static(chunks: list[Any], run: RunConfig) -> tuple[dict[str, int], list[tor
         "main parameters": 4 * updated if run.dtype == "bf16" else 0,
         "optimizer state": state,
     }
-    return static, [*parameters, *gradients, *others]
+    return static, updated, [*parameters, *gradients, *others]
 
 
 def _updated(parameters: list[Any], buffers: list[Any], run: RunConfig) -> tuple[int, int]:
@@ -194,31 +186,48 @@ def _allocated(tensors: list[torch.Tensor]) -> int:
 
 
 def _chunk(
-    ledger: Ledger, chunk: Any, index: int, count: int, layout: Layout, run: RunConfig
+    ledger: Ledger, chunk: Any, layout: Layout, run: RunConfig, folding: Fold | None
 ) -> ChunkTrace:
-    """Send a micro-batch forward and backward through one chunk, with Megatron's schedule."""
+    """Trace one chunk: all its layers, or two and three repetitions of them."""
+    if folding is None:
+        return _micro_batch(ledger, chunk, layout, run)
+    decoder = chunk.module.decoder
+    layers = decoder.layers
+    traces = []
+    for length in folding.lengths:
+        decoder.layers, decoder.num_layers_per_pipeline_rank = layers[:length], length
+        traces.append(_micro_batch(ledger, chunk, layout, run))
+    decoder.layers, decoder.num_layers_per_pipeline_rank = layers, len(layers)
+    return unfold(*traces, folding.times) or _micro_batch(ledger, chunk, layout, run)
+
+
+def _micro_batch(ledger: Ledger, chunk: Any, layout: Layout, run: RunConfig) -> ChunkTrace:
+    """Send a micro-batch forward and backward through a chunk, as Megatron's schedules do."""
     from megatron.core.pipeline_parallel import schedules
 
     from msllm.engine.megatron.step import forward_step
+    from msllm.engine.planning import balanced
 
-    config = chunk.module.config
-    batch = _batch(run)
+    config, batch = chunk.module.config, _batch(run)
     pre, post = chunk.module.pre_process, chunk.module.post_process
-    given = None if pre else _received(config, layout, run)
-    stored: list[Any] = []
+    config.deallocate_pipeline_outputs = layout.pp > 1
     chunk.train()
     forward = ledger.phase()
+    given = None if pre else _received(config, layout, run)
     out, _ = schedules.forward_step(
-        forward_step, iter([batch]), chunk, 1, given, stored, config, layout.cp,
-        vp_stage=index if count > 1 else None, is_last_stage=post,
+        forward_step, iter([batch]), chunk, 1, given, [], config, layout.cp,
+        vp_stage=chunk.module.vp_stage, is_last_stage=post,
     )  # fmt: skip
     schedules.deallocate_output_tensor(out, layout.pp > 1)
     backward = ledger.phase()
     grad = None if post else _received(config, layout, run).detach()
-    config.deallocate_pipeline_outputs = layout.pp > 1
     schedules.backward_step(given, out, grad, None, config)
-    del out, grad, given, stored
-    return ChunkTrace(forward, backward)
+    del out, given, grad
+    held = ledger.now
+    balanced.forget(chunk)
+    chunk.module.set_input_tensor(None)
+    forward.start = ledger.now  # what was made once and stays, tables say, is not a batch's
+    return ChunkTrace(forward, backward, held - ledger.now)
 
 
 def _batch(run: RunConfig) -> dict[str, torch.Tensor]:
