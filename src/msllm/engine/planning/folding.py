@@ -19,6 +19,10 @@ LONGEST = 4
 """Layers of the longest repetition looked for, in units of recomputed blocks."""
 
 
+SCALARS = 64
+"""Bytes of single numbers by which two traces' peaks may be off."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fold:
     """A chunk's layers: `head` ones, then `times` repetitions of `unit` ones."""
@@ -69,14 +73,15 @@ def fold(kinds: Sequence[Hashable], block: int = 1) -> Fold | None:
 
 def unfold(two: ChunkTrace, three: ChunkTrace, times: int) -> ChunkTrace | None:
     """Give the trace of `times` repetitions from those of two and three; None if it can't be."""
-    grown = three.kept - two.kept
-    same = (
-        three.forward_peak - two.forward_peak == grown
-        and three.backward_peak - two.backward_peak == grown
-    )
-    if not same:
-        return None
     more = times - 3
+    grown, left = three.kept - two.kept, three.left - two.left
+    most = max(grown, left)  # backward, what modules keep comes instead of what is freed
+    rises = (
+        three.forward_peak - two.forward_peak - grown,
+        three.backward_peak - two.backward_peak - most,
+    )
+    if max(map(abs, rises)) > SCALARS:
+        return None
     base = three.forward.start
     forward = Record(
         _grown(two.forward.work, three.forward.work, more),
@@ -90,9 +95,9 @@ def unfold(two: ChunkTrace, three: ChunkTrace, times: int) -> ChunkTrace | None:
         _grown(two.backward.collectives, three.backward.collectives, more),
         forward.end,
         three.backward.end,
-        three.backward.peak + more * grown,
+        three.backward.peak + more * most,
     )
-    return ChunkTrace(forward, backward, three.left + more * (three.left - two.left))
+    return ChunkTrace(forward, backward, three.left + more * left)
 
 
 def _grown(two: Counter[Any], three: Counter[Any], more: int) -> Counter[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
 Work = tuple[str, int, int]
@@ -93,18 +93,15 @@ class StageTrace:
     gathering: Record
 
 
-def to_json(trace: StageTrace) -> dict[str, Any]:
+def to_json(value: Any) -> Any:
     """Make a trace JSON: counters become lists of key and count."""
-
-    def plain(value: Any) -> Any:
-        if isinstance(value, Counter):
-            return [[*key, times] for key, times in value.items()]
-        if isinstance(value, dict):
-            return {key: plain(item) for key, item in value.items()}
-        return [plain(item) for item in value] if isinstance(value, list) else value
-
-    found: dict[str, Any] = plain(asdict(trace))
-    return found
+    if isinstance(value, Counter):
+        return [[*key, times] for key, times in value.items()]
+    if isinstance(value, list):
+        return [to_json(item) for item in value]
+    if is_dataclass(value):
+        return {field.name: to_json(getattr(value, field.name)) for field in fields(value)}
+    return value
 
 
 def from_json(content: dict[str, Any]) -> StageTrace:
@@ -117,6 +114,9 @@ def from_json(content: dict[str, Any]) -> StageTrace:
         }
         return Record(**{**item, **counters})
 
-    chunks = [ChunkTrace(record(c["forward"]), record(c["backward"]), c["left"]) for c in content["chunks"]]
+    chunks = [
+        ChunkTrace(record(chunk["forward"]), record(chunk["backward"]), chunk["left"])
+        for chunk in content["chunks"]
+    ]
     phases = {name: record(content[name]) for name in ("reduction", "gathering")}
     return StageTrace(**{**content, "chunks": chunks, **phases})
