@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from msllm.engine.ops import Operators, operators_for
-from msllm.engine.ops import attention as reference
+from msllm.engine.planning import npu_kernels
 from msllm.engine.planning.ledger import fused
+from msllm.engine.planning.npu_kernels import size_of
 
 
 def planning_operators(kind: str) -> Operators:
@@ -24,8 +25,16 @@ def planning_operators(kind: str) -> Operators:
         "unpermute": operators_for("cpu").unpermute,
         "grouped_matmul": grouped_matmul,
     }
-    if kind != "cpu":
-        changes["attention"] = flash_npu if kind == "npu" else flash_cuda
+    if kind == "npu":
+        changes |= {
+            "attention": flash_npu,
+            "rms_norm": npu_kernels.rms_norm,
+            "swiglu": npu_kernels.swiglu,
+            "geglu": npu_kernels.geglu,
+            "rotary": npu_kernels.rotary,
+        }
+    elif kind == "cuda":
+        changes["attention"] = flash_cuda
     return replace(operators_for("cpu"), **changes)
 
 
@@ -40,10 +49,11 @@ def flash_cuda(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, numbers: int, options: dict[str, Any]) -> Tensor:
-    """Give `[s, b, n, dv]`; soft caps and sinks are written out, as no kernel here has them."""
-    if options.get("softcap") is not None or options.get("sinks") is not None:
-        return reference.attention(q, k, v, **options)
-    out: Tensor = _Flash.apply(q, k, v, numbers, options.get("window"))
+    """Give `[s, b, n, dv]`; what no kernel has, a soft cap say, is written out by the reference."""
+    sinks = options.get("sinks")
+    if options.get("softcap") is not None or (sinks is not None and numbers == 1):
+        return operators_for("cpu").attention(q, k, v, **options)
+    out: Tensor = _Flash.apply(q, k, v, sinks, numbers, options.get("window"))
     return out
 
 
@@ -62,7 +72,9 @@ class _Flash(torch.autograd.Function):
     """Keeps queries, keys, values, its output and the softmax's figures."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, numbers: int, window: Any) -> Tensor:
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, sinks: Any, numbers: int, window: Any
+    ) -> Tensor:
         s, b, n, d = q.shape
         pairs = b * n * keys_seen(s, k.shape[0], window)
 
@@ -70,27 +82,24 @@ class _Flash(torch.autograd.Function):
             out = q.new_empty(s, b, n, v.shape[3])
             return out, q.new_empty((b, n, s, numbers), dtype=torch.float32)
 
-        moved = _bytes(q, k, v) + s * b * n * v.shape[3] * q.element_size()
+        moved = size_of(q, k, v) + s * b * n * v.shape[3] * q.element_size()
         out, figures = fused("attention", 2 * pairs * (d + v.shape[3]), moved, run)
-        ctx.save_for_backward(q, k, v, out, figures)
+        ctx.save_for_backward(q, k, v, out, figures, sinks)
         ctx.pairs = pairs
         return out  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, _ = ctx.saved_tensors
+        q, k, v, out, _, sinks = ctx.saved_tensors
         d, dv = q.shape[3], v.shape[3]
         # scores once more, and the products that give dv, dp, dq and dk
         flops = 2 * ctx.pairs * (3 * d + 2 * dv)
-        moved = 2 * _bytes(q, k, v) + _bytes(out, grad)
+        moved = 2 * size_of(q, k, v) + size_of(out, grad)
         found = fused(
             "attention", flops, moved, lambda: tuple(torch.empty_like(t) for t in (q, k, v))
         )
-        return (*found, None, None)
-
-
-def _bytes(*tensors: Tensor) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
+        dsinks = None if sinks is None else torch.empty_like(sinks)
+        return (*found, dsinks, None, None)
 
 
 def grouped_matmul(x: Tensor, weight: Tensor, counts: Any, trans_b: bool = False) -> Tensor:
@@ -109,14 +118,14 @@ class _Grouped(torch.autograd.Function):
         def run() -> Tensor:
             return x.new_empty(x.shape[0], columns)
 
-        moved = _bytes(x, weight) + x.shape[0] * columns * x.element_size()
+        moved = size_of(x, weight) + x.shape[0] * columns * x.element_size()
         out: Tensor = fused("matmul", ctx.flops, moved, run)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        moved = _bytes(x, weight, grad)
+        moved = size_of(x, weight, grad)
         dx, dweight = (
             fused("matmul", ctx.flops, moved, lambda t=t: torch.empty_like(t)) if needed else None
             for t, needed in zip((x, weight), ctx.needs_input_grad[:2], strict=True)
