@@ -9,9 +9,7 @@ import torch
 from msllm.config import RunConfig
 
 
-def static(
-    chunks: list[Any], run: RunConfig
-) -> tuple[dict[str, int], int, list[torch.Tensor]]:
+def static(chunks: list[Any], run: RunConfig) -> tuple[dict[str, int], int, list[torch.Tensor]]:
     """Bytes of what stays, by item; the number of updated parameters; the tensors that stay.
 
     The optimizer itself is not built, as that would ask the other ranks.
@@ -57,7 +55,7 @@ def _allocated(tensors: list[torch.Tensor]) -> int:
 
 
 def group_names() -> dict[str, str]:
-    """torch's names of this rank's process groups -> msllm's; the first of equal groups counts."""
+    """Torch's names of this rank's process groups -> msllm's; the first of equal groups counts."""
     from megatron.core import parallel_state as state
 
     groups = {

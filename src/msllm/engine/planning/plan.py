@@ -102,9 +102,20 @@ def make_plan(
     device: DeviceModel,
     trace: Trace,
     imbalance: float = 1.0,
+    rough: bool = False,
 ) -> Plan:
-    """Trace the stages that differ, and put the plan together."""
-    traces = _traces(architecture, layout, trace)
+    """Trace the stages that differ, and put the plan together.
+
+    Args:
+        architecture: The model.
+        layout: How it is spread.
+        run: Its run.
+        device: What it runs on.
+        trace: Traces a stage.
+        imbalance: What was told to `trace`, to be stated.
+        rough: Trace two stages only, the last and the longest other: for comparisons.
+    """
+    traces = (_two if rough else _all_kinds)(architecture, layout, trace)
     count = memory.micro_batches(layout, run)
     stages = tuple(
         _stage(architecture, layout, run, device, traces[stage], stage)
@@ -132,7 +143,21 @@ def make_plan(
     )  # fmt: skip
 
 
-def _traces(architecture: Architecture, layout: Layout, trace: Trace) -> list[StageTrace]:
+def _two(architecture: Architecture, layout: Layout, trace: Trace) -> list[StageTrace]:
+    """Trace the last stage, and one with most layers for all others."""
+    last = trace(layout.pp - 1)
+    if layout.pp == 1:
+        return [last]
+    stages = layout.stages(architecture.num_layers)[:-1]
+
+    def weight(stage: int) -> tuple[int, int]:
+        layers = [layer for chunk in stages[stage] for layer in chunk]
+        return sum(map(architecture.has_experts, layers)), len(layers)
+
+    return [trace(max(range(len(stages)), key=weight))] * len(stages) + [last]
+
+
+def _all_kinds(architecture: Architecture, layout: Layout, trace: Trace) -> list[StageTrace]:
     """Trace one of each kind of stage; equal stages share it."""
     known: dict[Hashable, StageTrace] = {}
     found = []
@@ -192,9 +217,7 @@ def _seconds(
         timing.work_seconds(c.backward.work, device, run.dtype) for c in trace.chunks
     )
     once = {
-        name: sum(
-            timing.collectives_seconds(record.collectives, layout, device, npus).values()
-        )
+        name: sum(timing.collectives_seconds(record.collectives, layout, device, npus).values())
         for name, record in (("gradients", trace.reduction), ("parameters", trace.gathering))
     }
     if run.train.overlap_grad_reduce:

@@ -61,9 +61,7 @@ def most_held(
     return most_kept, most
 
 
-def step_seconds(
-    stages: Sequence[float], count: int, vpp: int, send: float
-) -> tuple[float, float]:
+def step_seconds(stages: Sequence[float], count: int, vpp: int, send: float) -> tuple[float, float]:
     """Seconds of a step's pipeline, and the share of them in which the slowest stage waits.
 
     Args:

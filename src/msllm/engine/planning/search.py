@@ -12,7 +12,6 @@ from msllm.engine.preflight import sizes_problems
 from msllm.models import counts
 from msllm.models.architecture import Architecture
 from msllm.models.device_models import DeviceModel
-from msllm.models.resolve import resolve_model
 
 SIZES = ("tp", "pp", "vpp", "ep", "etp", "cp")
 LARGEST_WORLD = 1 << 16
@@ -142,7 +141,7 @@ def _seconds(
     again = run.train.recompute == "full"
     tokens = run.train.micro_batch * run.data.seq_length
     flops = counts.flops_per_token(architecture, run.data.seq_length) * tokens
-    share = flops / (layout.tp * layout.cp * layout.pp)
+    share = flops * _longest_stage(architecture, layout, run) / (layout.tp * layout.cp)
     speed = device.peak(run.dtype) * device.efficiency.matmul
     one = share * (4 / 3 if again else 1) / speed
     groups, npus = timing.groups(layout), run.launch.npus
@@ -174,8 +173,12 @@ def _seconds(
     }
 
 
-def architecture_of(run: RunConfig) -> Architecture:
-    """The model of a run that was checked."""
-    architecture = resolve_model(run.model).architecture
-    assert architecture is not None
-    return architecture
+def _longest_stage(architecture: Architecture, layout: Layout, run: RunConfig) -> float:
+    """Share of the model's FLOPs on the stage that has most; the head is on the last one."""
+    whole = counts.flops_per_token(architecture, run.data.seq_length)
+    head = 6.0 * architecture.hidden_size * architecture.vocab_size / whole
+    layer = (1 - head) / architecture.num_layers
+    held = [sum(map(len, chunks)) for chunks in layout.stages(architecture.num_layers)]
+    further = head + layer  # of each layer of multi-token prediction
+    last = held[-1] * layer + head + further * architecture.num_nextn_predict_layers
+    return max([last, *(count * layer for count in held[:-1])])

@@ -66,9 +66,7 @@ def work_seconds(work: Mapping[Work, int], device: DeviceModel, dtype: str) -> f
     return seconds
 
 
-def collective_seconds(
-    name: str, size: int, group: Group, device: DeviceModel, npus: int
-) -> float:
+def collective_seconds(name: str, size: int, group: Group, device: DeviceModel, npus: int) -> float:
     """Seconds of one collective whose message is `size` bytes.
 
     Rings: a rank sends (n - 1) / n of what is gathered or summed, twice that for an all-reduce;
