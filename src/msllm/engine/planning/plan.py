@@ -122,7 +122,7 @@ def make_plan(
         for stage in range(layout.pp)
     )
     slowest = max(range(layout.pp), key=lambda stage: stages[stage].seconds)
-    send = _sent(architecture, layout, run)
+    send = bytes_sent(architecture, layout, run)
     hop = timing.collective_seconds(
         "send", send, timing.groups(layout)["pp"], device, run.launch.npus
     )
@@ -234,7 +234,7 @@ def _seconds(
     }
 
 
-def _sent(architecture: Architecture, layout: Layout, run: RunConfig) -> int:
+def bytes_sent(architecture: Architecture, layout: Layout, run: RunConfig) -> int:
     """Bytes of what a stage sends the next one for a micro-batch."""
     if layout.pp == 1:
         return 0
@@ -254,12 +254,15 @@ def _collectives(
                 found[key] += count * size
     for record in (trace.reduction, trace.gathering):
         found.update(record.bytes_by_group())
-    last = layout.num_chunks - 1
-    borders = [chunk for chunk in range(stage, layout.num_chunks, layout.pp)]
-    hops = sum((chunk < last) + (chunk > 0) for chunk in borders)
-    found["send", "pp"] = count * send * hops
+    found["send", "pp"] = count * send * hops(layout, stage)
     sizes = timing.groups(layout)
     return {key: size for key, size in found.items() if size and sizes[key[1]].size > 1}
+
+
+def hops(layout: Layout, stage: int) -> int:
+    """How often a stage sends something for a micro-batch: on from each chunk, and back."""
+    last = layout.num_chunks - 1
+    return sum((c < last) + (c > 0) for c in range(stage, layout.num_chunks, layout.pp))
 
 
 def as_json(plan: Plan) -> dict[str, Any]:

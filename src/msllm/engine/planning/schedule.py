@@ -48,16 +48,16 @@ def most_held(
     """
     # what follows the first rounds repeats them
     count = min(count, 4 * layout.pp)
-    held = most_kept = most = 0
+    held = left = most_kept = most = 0
     for forward, index in turns(layout, stage, count):
         chunk = chunks[index]
         if forward:
-            most = max(most, held + chunk.forward_peak)
+            most, left = max(most, held + left + chunk.forward_peak), 0
             held += chunk.kept
             most_kept = max(most_kept, held)
         else:
             held -= chunk.kept
-            most = max(most, held + chunk.backward_peak)
+            most, left = max(most, held + chunk.backward_peak), chunk.left
     return most_kept, most
 
 

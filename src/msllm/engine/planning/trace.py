@@ -137,6 +137,7 @@ class _Part:
 
         ledger = self.ledger
         with ledger:
+            self._make_tables()
             traces = [self._chunk(chunk, met) for chunk in self.chunks]
             reduction = ledger.phase()
             finalize_model_grads(self.chunks, torch.ones((), dtype=torch.int))
@@ -145,9 +146,16 @@ class _Part:
                 for chunk in self.chunks:
                     chunk.start_param_sync(force_sync=True)
             ledger.phase()
-        self.static["buffers"] = ledger.now + sum(trace.left for trace in traces)
+        self.static["buffers"] = ledger.now
         count = sum(p.numel() for chunk in self.chunks for p in chunk.parameters())
         return StageTrace(stage, self.static, count, self.updated, traces, reduction, gathering)
+
+    def _make_tables(self) -> None:
+        """Make the rotary tables, which is no work of a micro-batch's."""
+        positions = self._batch()["position_ids"]
+        for chunk in self.chunks:
+            if chunk.module.rotary is not None:
+                chunk.module.rotary(positions)
 
     def _chunk(self, chunk: Any, met: dict[Hashable, Repetitions] | None) -> ChunkTrace:
         """Trace one chunk: all its layers, or two and three repetitions of them."""
