@@ -92,6 +92,10 @@ def _memory(
         yield f"{name:<16} {size(number):>12}"
     where = f" (stage {planned.stage}, the fullest)" if layout.pp > 1 else ""
     yield f"{'total':<16} {size(planned.total):>12}{where}"
+    if kind != "cpu":
+        words = ["plan" if word == "pretrain" else word for word in sys.argv[1:]]
+        command = shlex.join(["msllm", *(word for word in words if word != "--dry-run")])
+        yield f"by formulas; traced, with traffic and speed: {command}"
 
 
 def _commands(config: RunConfig) -> Iterator[str]:

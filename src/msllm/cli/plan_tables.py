@@ -65,7 +65,8 @@ def ranking_json(model: str, ranking: Ranking) -> dict[str, Any]:
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    terminal = sys.stdout.isatty()
+    return Console(width=None if terminal else WIDTH, highlight=False)
 
 
 def _say(console: Console, line: str) -> None:
@@ -131,10 +132,10 @@ def _traffic(plan: Plan) -> Table:
 
 
 def _figures(plan: Plan) -> list[str]:
-    flops = _busiest(plan).flops
+    flops, speed = _busiest(plan).flops, plan.tokens_per_second
     return [
-        f"{plan.tokens_per_second:,.0f} tokens/s, {plan.tokens_per_second / plan.layout.world_size:,.0f} "
-        f"a device; MFU {plan.mfu:.1%}; {flops / 1e12:,.0f} TFLOP a device and step; "
+        f"{speed:,.0f} tokens/s, {speed / plan.layout.world_size:,.0f} a device; "
+        f"MFU {plan.mfu:.1%}; {flops / 1e12:,.0f} TFLOP a device and step; "
         f"pipeline bubble {plan.bubble:.1%}"
     ]
 
@@ -145,14 +146,15 @@ def _busiest(plan: Plan) -> StagePlan:
 
 def _assumptions(plan: Plan) -> list[str]:
     device, share = plan.device, plan.device.efficiency
+    near, far = device.node_bandwidth / 1e9, device.network_bandwidth / 1e9
     lines = [
         f"assumed of {device.name}: {device.peak(plan.run.dtype) / 1e12:.0f} TFLOP/s, HBM "
-        f"{device.memory_bandwidth / 1e12:.1f} TB/s, links {device.node_bandwidth / 1e9:.0f} GB/s in a "
-        f"machine and {device.network_bandwidth / 1e9:.0f} GB/s beyond; of these kernels reach "
-        f"{share.matmul:.0%} (products), {share.attention:.0%} (attention), {share.memory:.0%} "
-        f"(memory), {share.links:.0%} (links): not measured"
+        f"{device.memory_bandwidth / 1e12:.1f} TB/s, links {near:.0f} GB/s in a machine and "
+        f"{far:.0f} GB/s beyond; of these kernels reach {share.matmul:.0%} (products), "
+        f"{share.attention:.0%} (attention), {share.memory:.0%} (memory), {share.links:.0%} "
+        "(links): not measured"
     ]
-    if plan.run.moe and any(group.endswith("ep") for _, group in plan.collectives):
+    if any(group == "ep" for _, group in plan.collectives):
         lines.append(
             f"experts' tokens are taken as balanced, the busiest rank's {plan.imbalance:.2f} "
             "times the mean"

@@ -17,6 +17,7 @@ HERE = Path(__file__).parent
 MUON = HERE.parent / "megatron" / "muon_package"
 """Stands in for emerging-optimizers, which needs a newer Python."""
 
+
 def selective(*modules: str) -> dict[str, Any]:
     return {"train": {"recompute": "selective", "recompute_modules": list(modules)}}
 

@@ -100,6 +100,8 @@ class BalancedAlltoAll(MoEAlltoAllTokenDispatcher):
 class BalancedAllGather(MoEAllGatherTokenDispatcher):
     """All-gather with balanced counts."""
 
+    routing_map: Any
+
     def __init__(self, layer: MoELayer, imbalance: float):
         super().__init__(
             layer.num_local_experts, layer.local_expert_indices, layer.config, _groups(layer)

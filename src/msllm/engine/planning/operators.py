@@ -7,6 +7,7 @@ rows depends on the data, it is what the caller was told (`num_out_tokens`), nev
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -86,7 +87,7 @@ class _Flash(torch.autograd.Function):
         out, figures = fused("attention", 2 * pairs * (d + v.shape[3]), moved, run)
         ctx.save_for_backward(q, k, v, out, figures, sinks)
         ctx.pairs = pairs
-        return out  # type: ignore[no-any-return]
+        return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -126,11 +127,12 @@ class _Grouped(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
         moved = size_of(x, weight, grad)
-        dx, dweight = (
-            fused("matmul", ctx.flops, moved, lambda t=t: torch.empty_like(t)) if needed else None
-            for t, needed in zip((x, weight), ctx.needs_input_grad[:2], strict=True)
-        )
-        return dx, dweight, None
+        found: list[Tensor | None] = [None, None]
+        for index, tensor in enumerate((x, weight)):
+            if ctx.needs_input_grad[index]:
+                like = partial(torch.empty_like, tensor)
+                found[index] = fused("matmul", ctx.flops, moved, like)
+        return found[0], found[1], None
 
 
 def permute(

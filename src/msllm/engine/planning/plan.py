@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -206,13 +206,14 @@ def _seconds(
 ) -> dict[str, float]:
     """Seconds of a step on the slowest stage, by what they go to."""
     npus = run.launch.npus
-    compute, groups = 0.0, Counter[str]()
+    compute: float = 0.0
+    groups: defaultdict[str, float] = defaultdict(float)
     for chunk in trace.chunks:
         for record in (chunk.forward, chunk.backward):
             compute += count * timing.work_seconds(record.work, device, run.dtype)
             took = timing.collectives_seconds(record.collectives, layout, device, npus)
             for group, seconds in took.items():
-                groups[group] += count * seconds  # type: ignore[assignment]
+                groups[group] += count * seconds
     last_backward = sum(
         timing.work_seconds(c.backward.work, device, run.dtype) for c in trace.chunks
     )

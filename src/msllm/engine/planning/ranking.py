@@ -1,4 +1,4 @@
-"""Which layout of a cluster is best: formulas choose a few, traces rank them, the rest gets reasons."""
+"""Which layout of a cluster is best: formulas choose a few, traces rank them."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ layouts, and for an order of magnitude beside a measured run.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -90,12 +90,13 @@ def collective_seconds(name: str, size: int, group: Group, device: DeviceModel, 
 
 def collectives_seconds(
     collectives: Mapping[Collective, int], layout: Layout, device: DeviceModel, npus: int
-) -> Counter[str]:
+) -> Mapping[str, float]:
     """Seconds of collectives by group, one after another."""
-    known, seconds = groups(layout), Counter[str]()
+    known = groups(layout)
+    seconds: defaultdict[str, float] = defaultdict(float)
     for (name, group, size), times in collectives.items():
         took = collective_seconds(name, size, known[group], device, npus)
-        seconds[group] += times * took  # type: ignore[assignment]
+        seconds[group] += times * took
     return seconds
 
 

@@ -26,7 +26,7 @@ class Tracer:
 
     def __init__(self, kind: str) -> None:
         """Start it for devices of a kind."""
-        self._errors: IO[bytes] = tempfile.TemporaryFile()
+        self._errors: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115  # closed at the end
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-m", WORKER, kind],
             stdin=subprocess.PIPE,
