@@ -158,9 +158,10 @@ DEEP = (
 def deep(model: str, recompute: str, stage: int) -> tuple[Any, ...]:
     from dataclasses import replace
 
-    architecture = replace(shape(model), num_layers=24)
+    architecture = replace(shape(model), num_layers=14)
     if architecture.sliding_layers is not None:
-        architecture = replace(architecture, sliding_layers=tuple(range(0, 24, 2)))
+        layers = {"num_layers": 24, "sliding_layers": tuple(range(0, 24, 2))}
+        architecture = replace(architecture, **layers)
     run = RunConfig.model_validate(
         {
             "model": "m", "layout": {"pp": 2, "tp": 2}, "launch": {"npus": 8},

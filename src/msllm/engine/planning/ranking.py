@@ -165,8 +165,9 @@ def _slower(best: Candidate, other: Candidate) -> str:
     scale = sum(best.seconds.values()) / ratio / sum(other.seconds.values())
     more = {n: other.seconds.get(n, 0) * scale - best.seconds.get(n, 0) for n in names}
     worst = max(more, key=lambda name: more[name])
+    again = other.run.train.recompute == "full" != best.run.train.recompute
     words = {
-        "compute": "recomputes more", "bubble": "longer pipeline bubble",
+        "compute": "recomputes" if again else "a longer slowest stage", "bubble": "longer pipeline bubble",
         "tp": "more tensor parallel traffic", "ep": "more expert traffic",
         "dp": "more data parallel traffic",
     }  # fmt: skip

@@ -6,6 +6,7 @@ request after another: lines of JSON, in `worker`.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -46,7 +47,8 @@ class Tracer:
         trace: TracebackType | None,
     ) -> None:
         self._process.kill()
-        self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()  # which closes its pipes
         self._errors.close()
 
     def stage(self, run: RunConfig, stage: int, imbalance: float = 1.0) -> StageTrace:
