@@ -167,8 +167,10 @@ def _slower(best: Candidate, other: Candidate) -> str:
     worst = max(more, key=lambda name: more[name])
     again = other.run.train.recompute == "full" != best.run.train.recompute
     words = {
-        "compute": "recomputes" if again else "a longer slowest stage", "bubble": "longer pipeline bubble",
-        "tp": "more tensor parallel traffic", "ep": "more expert traffic",
+        "compute": "recomputes" if again else "a longer slowest stage",
+        "bubble": "longer pipeline bubble",
+        "tp": "more tensor parallel traffic",
+        "ep": "more expert traffic",
         "dp": "more data parallel traffic",
-    }  # fmt: skip
+    }
     return f"{1 - ratio:.0%} slower by formulas: {words[worst]}"
