@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from msllm.cli.settings import Resolved
     from msllm.config import RunConfig
     from msllm.engine.planning.ranking import TraceRun
-    from msllm.engine.planning.tracer import Tracer
+    from msllm.engine.planning.tracer import Tracers
     from msllm.models.architecture import Architecture
     from msllm.models.device_models import DeviceModel
 
@@ -77,13 +77,12 @@ def plan(
     )
     architecture = _checked(resolved, device, imbalance, format_)
     searched = not any(_given(resolved, f"layout.{name}") for name in PARALLEL_SIZES)
-    from msllm.engine.planning.tracer import Tracer
+    from msllm.engine.planning.ranking import AT_ONCE
+    from msllm.engine.planning.tracer import Tracers
 
-    with Tracer(device.kind) as tracer:
-        if searched:
-            _search(resolved, architecture, device, imbalance, format_, tracer)
-        else:
-            _exact(resolved, architecture, device, imbalance, format_, tracer)
+    with Tracers(device.kind, AT_ONCE if searched else 1) as tracers:
+        work = _search if searched else _exact
+        work(resolved, architecture, device, imbalance, format_, tracers)
 
 
 def _checked(
@@ -126,7 +125,7 @@ def _exact(
     device: DeviceModel,
     imbalance: float,
     format_: str,
-    tracer: Tracer,
+    tracers: Tracers,
 ) -> None:
     from msllm.cli import plan_tables
     from msllm.engine.layout import Layout
@@ -136,7 +135,7 @@ def _exact(
     run = resolved.config
     layout = Layout.from_world(run.layout, run.launch.world_size)
     found = make_plan(
-        architecture, layout, run, device, lambda s: tracer.stage(run, s, imbalance), imbalance
+        architecture, layout, run, device, lambda s: tracers.stage(run, s, imbalance), imbalance
     )
     if format_ == "json":
         print(json.dumps({"model": run.model, **as_json(found)}, indent=2))
@@ -158,7 +157,7 @@ def _search(
     device: DeviceModel,
     imbalance: float,
     format_: str,
-    tracer: Tracer,
+    tracers: Tracers,
 ) -> None:
     from msllm.cli import plan_tables
     from msllm.engine.planning.ranking import rank
@@ -167,7 +166,7 @@ def _search(
     recomputes = ("none", "full")
     if _given(resolved, "train.recompute"):
         recomputes = (run.train.recompute,)  # type: ignore[assignment]
-    trace: TraceRun = lambda tried, stage: tracer.stage(tried, stage, imbalance)  # noqa: E731
+    trace: TraceRun = lambda tried, stage: tracers.stage(tried, stage, imbalance)  # noqa: E731
     ranking = rank(run, architecture, device, recomputes, _recipe(resolved), trace, imbalance)
     if format_ == "json":
         print(json.dumps(plan_tables.ranking_json(run.model, ranking), indent=2))

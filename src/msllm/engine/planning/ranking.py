@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from msllm.config import RunConfig
@@ -16,6 +17,8 @@ from msllm.models.device_models import DeviceModel
 
 SHOWN = 5
 """Layouts that are shown, the recipe's among them."""
+AT_ONCE = 2
+"""Layouts that are traced at the same time."""
 MARGIN = 0.97
 """Share of a device's memory that a layout may need by formulas to be worth a trace."""
 
@@ -74,7 +77,7 @@ def rank(
         device: The device model.
         recomputes: Which recomputes are tried.
         recipe: The run with the catalog's sizes, if it has any.
-        trace: Traces a stage of a run.
+        trace: Traces a stage of a run; called from `AT_ONCE` threads.
         imbalance: Tokens of the busiest rank's experts over the mean.
 
     Raises:
@@ -96,7 +99,8 @@ def rank(
             lambda stage: trace(each.run, stage), imbalance, rough,
         )  # fmt: skip
 
-    found = [(planned(each, True), each) for each in chosen]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        found = list(zip(pool.map(lambda each: planned(each, True), chosen), chosen, strict=True))
     found.sort(key=lambda pair: (not pair[0].fits, -pair[0].tokens_per_second))
     best, first = found[0][1], planned(found[0][1], False)
     ranked = [

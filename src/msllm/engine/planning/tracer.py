@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
 import subprocess
 import sys
 import tempfile
@@ -83,3 +84,29 @@ class Tracer:
             f"pipeline stage {stage}",
             "`--debug` shows where; `msllm pretrain --dry-run` estimates by formulas",
         )
+
+
+class Tracers:
+    """Several such processes, for threads that trace at once; a context manager like one."""
+
+    def __init__(self, kind: str, count: int) -> None:
+        """Start `count` of them."""
+        self._all = [Tracer(kind) for _ in range(count)]
+        self._free: queue.SimpleQueue[Tracer] = queue.SimpleQueue()
+        for tracer in self._all:
+            self._free.put(tracer)
+
+    def __enter__(self) -> Tracers:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        for tracer in self._all:
+            tracer.__exit__(*error)
+
+    def stage(self, run: RunConfig, stage: int, imbalance: float = 1.0) -> StageTrace:
+        """Trace a stage of a run in the first process that is free, see `Tracer.stage`."""
+        tracer = self._free.get()
+        try:
+            return tracer.stage(run, stage, imbalance)
+        finally:
+            self._free.put(tracer)
