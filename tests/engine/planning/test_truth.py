@@ -109,6 +109,18 @@ def test_each_collectives_bytes_are_exact(traced, real, name, phase):
             assert report[phase].get(key, 0) == pytest.approx(mean, abs=SCALARS, rel=0), key
 
 
+@pytest.mark.distributed
+def test_a_message_is_the_whole_of_what_is_gathered_or_summed(real):
+    for rank in real:
+        assert rank["noted"] == {
+            "all-reduce two": 40,
+            "broadcast two": 80,
+            "all-gather two": 80,
+            "reduce-scatter two": 80,
+            "all-to-all two": 80,
+        }
+
+
 def products(record: dict[str, Any]) -> list[Any]:
     return sorted(key for key in record["work"] if key[1])
 

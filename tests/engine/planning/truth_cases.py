@@ -100,6 +100,24 @@ def trained(name: str) -> dict[str, Any]:
     }
 
 
+def noted() -> dict[str, int]:
+    """What a ledger notes of collectives over two ranks, of messages whose sizes are known."""
+    import torch
+    import torch.distributed as dist
+
+    from msllm.engine.planning.ledger import Ledger
+
+    ledger = Ledger([], {dist.group.WORLD.group_name: "two"})
+    one, two = torch.ones(10), torch.ones(20)
+    with ledger:
+        dist.all_reduce(one)
+        dist.broadcast(two, 0)
+        dist.all_gather_into_tensor(two, one)
+        dist.reduce_scatter_tensor(one, two)
+        dist.all_to_all_single(two, torch.ones(20))
+    return keyed(ledger.record.collectives)
+
+
 def real(out: str) -> None:
     from groups import leave
 
@@ -111,6 +129,7 @@ def real(out: str) -> None:
     for name in CASES:
         reports[name] = trained(name)
         leave()
+    reports["noted"] = noted()
     Path(out).write_text(json.dumps(reports))
 
 
