@@ -80,7 +80,7 @@ def write_model(config: dict[str, object], folder: Path, layers: int) -> int:
     from msllm.engine.weights import matching
     from msllm.engine.weights.published_writer import Planned, PublishedWriter
     from msllm.models.hf_config import architecture_from_config
-    from msllm.models.weight_map import published_shapes
+    from msllm.models.weight_map import Run, published_shapes
 
     folder.mkdir()
     config = {**config, "num_hidden_layers": layers}
@@ -89,8 +89,9 @@ def write_model(config: dict[str, object], folder: Path, layers: int) -> int:
     shapes = published_shapes(weights)
     planned = {name: Planned(shape, torch.bfloat16) for name, shape in shapes.items()}
     writer = PublishedWriter(folder, planned, 2 * 10**9)
-    for name in planned:
-        writer.tensor(name).normal_(std=0.02)
+    for name, tensor in planned.items():
+        rows = torch.empty(tensor.shape, dtype=tensor.dtype).normal_(std=0.02)
+        writer.write(Run(name, 0, len(rows)), rows)
     return sum(tensor.size for tensor in planned.values())
 
 

@@ -217,7 +217,7 @@ class CheckpointConfig(Section):
         None, description="Hugging Face weights, a checkpoint or a run that a new run starts from"
     )
     export_hf: Literal["never", "last", "every"] = Field(
-        "never", description="which saves are written as Hugging Face weights too, to out/hf"
+        "never", description="which saves are written as Hugging Face weights too, to out/hf/step-N"
     )
     resume: str = Field(
         "auto", description="auto: newest complete checkpoint in out; never; or a checkpoint folder"

@@ -87,6 +87,11 @@ def test_unknown_command_names_the_closest(capsys):
     )
 
 
+def test_a_command_without_its_group_is_found(capsys):
+    assert app.run(["cast", "model"]) == 2
+    assert "did you mean `convert cast`?" in capsys.readouterr().err
+
+
 def test_unknown_option_names_the_closest(capsys):
     assert app.run(["plot", "--metrics", "loss"]) == 2
     error = capsys.readouterr().err

@@ -140,12 +140,9 @@ def test_overriding_the_scaling_keeps_theta(settings):
 
 def test_scaling_values_arrive_as_published():
     """cases: a factor of 32 stays 32."""
-    scaling = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0}
-    assert rope_of(rope_scaling=scaling).scaling == {
-        "type": "llama3",
-        "factor": 32.0,
-        "low_freq_factor": 1.0,
-    }
+    values = {"factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    found = rope_of(rope_scaling={"rope_type": "llama3", **values}).scaling
+    assert found == {"type": "llama3", **values}
 
 
 def test_original_length_beside_the_scaling_is_found():
@@ -181,6 +178,22 @@ def test_unknown_scaling_is_refused(scaling, problem):
     with pytest.raises(InputError, match=problem) as error:
         rope_of(rope_scaling=scaling)
     assert "yarn" in error.value.problems[0].hint
+
+
+@pytest.mark.parametrize(
+    ("scaling", "problem"),
+    [
+        ({"type": "linear"}, "'linear' lacks factor"),
+        ({"rope_type": "llama3", "factor": 8.0}, "'llama3' lacks low_freq_factor"),
+        ({"type": "linear", "factor": 0}, "factor is 0"),
+        ({"type": "yarn", "factor": "4"}, "factor is '4'"),
+        ({"type": "dynamic", "factor": True}, "factor is True"),
+    ],
+)
+def test_scaling_that_says_nothing_is_refused(scaling, problem):
+    """cases C09."""
+    with pytest.raises(InputError, match=problem):
+        rope_of(rope_scaling=scaling)
 
 
 # ---------------------------------------------------------------- sizes

@@ -24,6 +24,18 @@ LONG = {
     "long_factor": [2.0 + i for i in range(8)],
     "original_max_position_embeddings": 32,
 }
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+LONG_LLAMA = LONG | {
+    "rope_theta": 1e4,
+    "short_factor": [1.0 + 0.1 * i for i in range(12)],
+    "long_factor": [2.0 + i for i in range(12)],
+    "factor": 4.0,
+}
 PAD = {"pad_token_id": 127}
 """A token that no case sees: transformers does not train its embedding."""
 NO_DROPOUT = {"attention_dropout": 0.0, "residual_dropout": 0.0}
@@ -71,6 +83,8 @@ CASES = {
     "llama-dynamic": Case(
         model_type="llama", config={"rope_parameters": DYNAMIC, "max_position_embeddings": 32}
     ),
+    "llama-longrope": Case(model_type="llama", config={"rope_parameters": LONG_LLAMA}),
+    "qwen3-yarn": Case(model_type="qwen3", config={"rope_parameters": YARN}),
     "llama-biases": Case(model_type="llama", config={"attention_bias": True, "mlp_bias": True}),
     "llama-mlp-bias": Case(model_type="llama", config={"mlp_bias": True}),
     "mistral": Case(model_type="mistral", config={"sliding_window": 9}),

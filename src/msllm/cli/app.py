@@ -109,14 +109,20 @@ class LazyGroup(TyperGroup):
         entry = COMMANDS.get(cmd_name)
         return entry.load(cmd_name) if entry else None
 
+    def _meant(self, ctx: Any, name: str) -> str:
+        """The command that a wrong name is closest to; one of a group's, if it is called so."""
+        for group in (g for g, entry in COMMANDS.items() if entry.attribute == "app"):
+            if name in self.get_command(ctx, group).commands:
+                return f"{group} {name}"
+        return closest(name, list(COMMANDS), 1)[0]
+
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """Find the command, and let its options that may be repeated take several values."""
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             raise InputError(
                 f"unknown command {args[0]!r}",
                 "msllm",
-                f"did you mean `{closest(args[0], list(COMMANDS), 1)[0]}`? "
-                "`msllm --help` lists all",
+                f"did you mean `{self._meant(ctx, args[0])}`? `msllm --help` lists all",
             )
         name, command, rest = super().resolve_command(ctx, args)
         leaf: Any = command

@@ -12,7 +12,9 @@ from msllm.cli.conversion import DtypeOption, StrictOption, show_progress, summa
 from msllm.cli.download import Source, local_folder
 
 app = typer.Typer(
-    no_args_is_help=True, help="Convert weights between Hugging Face and Megatron-core."
+    no_args_is_help=True,
+    add_completion=False,
+    help="Convert weights between Hugging Face and Megatron-core.",
 )
 
 TO_MCORE = """Examples:

@@ -17,7 +17,9 @@ TRAIN_EPILOG = """Examples:
   msllm tokenizer train --data books/ web.parquet --text-key content --vocab-size 65000 --out tok
 """
 
-app = typer.Typer(name="tokenizer", help="Make a tokenizer.", no_args_is_help=True)
+app = typer.Typer(
+    name="tokenizer", help="Make a tokenizer.", no_args_is_help=True, add_completion=False
+)
 
 
 @app.callback()

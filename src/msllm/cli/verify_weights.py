@@ -72,7 +72,11 @@ def _lines(verdict: Verdict) -> list[str]:
     count = len(verdict.differences)
     rows = [_row(difference) for difference in verdict.differences[:SHOWN]]
     lines = [f"different: {compared}, {count:,} differ", "", *aligned(rows, gap=2)]
-    return lines if count <= SHOWN else [*lines, f"and {count - SHOWN:,} more"]
+    if count > SHOWN:
+        lines.append(f"and {count - SHOWN:,} more")
+    if all(d.a and d.b and d.a.dtype != d.b.dtype for d in verdict.differences):
+        lines += ["", "all are of another type: --tolerance compares numbers, whatever their type"]
+    return lines
 
 
 def _row(d: Difference) -> tuple[str, str]:

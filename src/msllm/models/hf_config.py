@@ -27,10 +27,12 @@ def read_config(folder: Path | str) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError) as error:
+        hint = "give a folder with a Hugging Face model's config.json"
+        beside = Path(folder) / "hf"  # of a checkpoint, see msllm.engine.weights.sidecar
+        if (beside / "config.json").is_file():
+            hint = f"it is a checkpoint: its model's config and tokenizer are in {beside}"
         raise InputError(
-            f"no config.json in {str(folder)!r}",
-            where=str(folder),
-            hint="give a folder with a Hugging Face model's config.json",
+            f"no config.json in {str(folder)!r}", where=str(folder), hint=hint
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read it: {error}", where=str(path)) from error

@@ -11,7 +11,7 @@ from msllm.engine.hub.local import local_folder
 from msllm.engine.weights.verify import verify
 from msllm.errors import InputError
 from tests.engine.hub.hub_server import Repo
-from tests.parity.dense_cases import CASES
+from tests.parity.all_cases import CASES
 
 
 @pytest.mark.parametrize("source", ["hf", "modelscope"])

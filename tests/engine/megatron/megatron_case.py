@@ -20,6 +20,7 @@ from tests.engine.megatron.cases import MODELS
 
 SEQ_LENGTH = 32
 GLOBAL_BATCH = 8
+TRAIN = {"steps": 20, "lr": 3e-3, "global_batch": GLOBAL_BATCH, "micro_batch": 2}
 
 
 def architecture(family: str) -> Architecture:
@@ -40,7 +41,7 @@ def build(case: dict[str, Any]) -> MegatronBackend:
         layout=settings,
         moe=moe,
         data={"seq_length": SEQ_LENGTH},
-        train={"steps": 20, "lr": 3e-3, "global_batch": GLOBAL_BATCH} | case.get("train", {}),
+        train=TRAIN | case.get("train", {}),
     )
     layout = Layout.from_world(run.layout, int(os.environ["WORLD_SIZE"]))
     return MegatronBackend(architecture(case["family"]), layout, run, select_device("cpu"))

@@ -17,13 +17,13 @@ from msllm.engine.weights.cast import cast
 from msllm.engine.weights.to_mcore import hf_to_mcore
 from msllm.engine.weights.verify import verify
 from msllm.errors import InputError
-from tests.parity import dense_cases
+from tests.parity.all_cases import CASES
 
 
 @pytest.fixture(scope="module")
 def hf(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "hf"
-    dense_cases.CASES["qwen3"].write(folder)
+    CASES["qwen3"].write(folder)
     return folder
 
 

@@ -13,11 +13,7 @@ from msllm.engine.training import checkpoint_folder
 from msllm.engine.weights.to_hf import mcore_to_hf
 from msllm.engine.weights.to_mcore import hf_to_mcore
 from msllm.errors import InputError
-from tests.parity import dense_cases, latent_cases, moe_cases
-
-CASES = {
-    name: case for m in (dense_cases, latent_cases, moe_cases) for name, case in m.CASES.items()
-}
+from tests.parity.all_cases import CASES
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:

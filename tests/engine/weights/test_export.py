@@ -19,9 +19,8 @@ from msllm.engine.weights.to_hf import mcore_to_hf
 from msllm.engine.weights.to_mcore import hf_to_mcore
 from msllm.errors import InputError
 from tests.engine.weights.published_forms import assert_same, config_of, read, write
-from tests.parity import dense_cases, moe_cases
+from tests.parity.all_cases import CASES
 
-CASES = {name: case for m in (dense_cases, moe_cases) for name, case in m.CASES.items()}
 WEIGHTS = Path(to_mcore.__file__).parent
 
 

@@ -23,9 +23,8 @@ from tests.engine.weights.published_forms import (
     read,
     write,
 )
-from tests.parity import dense_cases, moe_cases
+from tests.parity.all_cases import CASES
 
-CASES = {name: case for m in (dense_cases, moe_cases) for name, case in m.CASES.items()}
 QWEN, MIXTRAL = ("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2")
 
 
@@ -219,6 +218,17 @@ def test_a_config_that_is_not_the_weights(models, tmp_path, capsys, changes, sai
     shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
     assert [text for text in said if text not in shown] == []
     assert [path.name for path in tmp_path.iterdir()] == ["hf"]
+
+
+def test_names_of_a_part_of_a_larger_model(models, tmp_path, capsys):
+    """One problem is told, not one a tensor."""
+    tensors = {f"language_model.{k}": v for k, v in read(models("qwen3")).items()}
+    write(tmp_path / "hf", tensors, config_of(models("qwen3")))
+    paths = ["--model", str(tmp_path / "hf"), "--out", str(tmp_path / "mcore")]
+    assert run(["convert", "hf-to-mcore", *paths]) == 2
+    shown = " ".join(capsys.readouterr().err.replace("│", " ").split())
+    assert shown.count("try:") == 1
+    assert "begins with language_model., and" in shown
 
 
 def edited(file: Path, edit) -> None:

@@ -10,7 +10,7 @@ import pytest
 from msllm.cli.app import run
 from msllm.engine.weights.index_file import read_index
 from msllm.engine.weights.to_mcore import hf_to_mcore
-from tests.parity.dense_cases import CASES
+from tests.parity.all_cases import CASES
 
 
 class Evil:

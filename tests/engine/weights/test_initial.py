@@ -15,11 +15,8 @@ from msllm.engine.weights import matching
 from msllm.models.resolve import resolve_model
 from tests.engine.megatron.conftest import run_ranks
 from tests.engine.weights.published_forms import FP8, config_of, fused, quantised, read, write
-from tests.parity import dense_cases, latent_cases, moe_cases
+from tests.parity.all_cases import CASES
 
-CASES = {
-    name: case for m in (dense_cases, latent_cases, moe_cases) for name, case in m.CASES.items()
-}
 MIXED = ("qwen3", "llama-rope3-tied", "mixtral", "qwen3_moe-each")
 """Cases whose optimizer is looked into: with and without experts, grouped or not, tied."""
 

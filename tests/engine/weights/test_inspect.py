@@ -15,13 +15,13 @@ from msllm.engine.weights.contents import by_dtype, inspect
 from msllm.engine.weights.folder_kind import Kind
 from msllm.engine.weights.to_mcore import hf_to_mcore
 from msllm.models.catalog import catalog
-from tests.parity import dense_cases, moe_cases
+from tests.parity.all_cases import CASES
 
 
 @pytest.fixture(scope="module")
 def hf(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "hf"
-    dense_cases.CASES["qwen3"].write(folder)
+    CASES["qwen3"].write(folder)
     return folder
 
 
@@ -94,7 +94,7 @@ def test_the_command(hf, tmp_path, capsys):
 
 
 def test_active_parameters(tmp_path, capsys):
-    moe_cases.CASES["mixtral"].write(tmp_path / "hf")
+    CASES["mixtral"].write(tmp_path / "hf")
     assert run(["convert", "inspect", str(tmp_path / "hf"), "--format", "json"]) == 0
     record = json.loads(capsys.readouterr().out)
     assert record["bytes"] == 4 * record["parameters"]

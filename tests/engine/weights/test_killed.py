@@ -15,7 +15,7 @@ import pytest
 
 from msllm.engine.weights.to_mcore import hf_to_mcore
 from msllm.engine.weights.verify import verify
-from tests.parity.dense_cases import CASES
+from tests.parity.all_cases import CASES
 
 COMMANDS = {
     "hf-to-mcore": ("--model", "hf"),

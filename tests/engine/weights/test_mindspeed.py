@@ -20,11 +20,8 @@ from msllm.engine.weights.rank_writer import RankWriter
 from msllm.engine.weights.to_mcore import hf_to_mcore
 from msllm.engine.weights.verify import verify
 from tests.engine.megatron.conftest import run_ranks
-from tests.parity import dense_cases, latent_cases, moe_cases
+from tests.parity.all_cases import CASES
 
-CASES = {
-    name: case for m in (dense_cases, moe_cases, latent_cases) for name, case in m.CASES.items()
-}
 JOBS = {
     "tp2-pp2": (4, {"tp": 2, "pp": 2}, ("qwen3", "llama-rope3-tied", "llama-biases", "glm4")),
     "pp2-vpp2": (2, {"pp": 2, "vpp": 2}, ("qwen2",)),

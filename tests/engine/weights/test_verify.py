@@ -13,9 +13,8 @@ from msllm.cli.app import run
 from msllm.engine.weights.to_hf import mcore_to_hf
 from msllm.engine.weights.to_mcore import hf_to_mcore
 from msllm.engine.weights.verify import verify
-from tests.parity import dense_cases, moe_cases
+from tests.parity.all_cases import CASES
 
-CASES = {name: case for m in (dense_cases, moe_cases) for name, case in m.CASES.items()}
 SOME = ("qwen3", "llama-rope3-tied", "glm4", "mixtral", "chatglm")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_ou
 from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, PublishedWriter
 from msllm.engine.weights.torch_dist import METADATA, Entry, StoredWeights
 from msllm.errors import InputError
+from msllm.models.weight_map import Run
 
 BLOCK = 2**23
 """Numbers cast at a time."""
@@ -142,12 +143,25 @@ class _Published:
             assert self._writer is not None
             lost = []
             for name in names:
-                if _cast_into(self._writer.tensor(name), self._held.tensor(name)):
+                if self._cast(name, self._writer):
                     lost.append(name)
                 advance(self._planned[name].size)
             return {"lost": lost}
 
         return Part(sum(self._planned[name].size for name in names), do)
+
+    def _cast(self, name: str, writer: PublishedWriter) -> bool:
+        """Copy a tensor, some rows at a time; tells whether finite values became infinite."""
+        planned, lost = self._planned[name], False
+        count, *row = planned.shape or (1,)
+        step = max(1, BLOCK // max(math.prod(row), 1))
+        for first in range(0, count, step):
+            run = Run(name, first, min(step, count - first))
+            values = self._held.rows(run)
+            new = values.to(planned.dtype)
+            lost |= _has_lost(new, values)
+            writer.write(run, new)
+        return lost
 
     def open(self, folder: Path, started: bool) -> None:
         self._writer = PublishedWriter(folder, self._planned, self._shard_bytes, fill=started)
@@ -190,8 +204,8 @@ class _Stored:
                     start = out.tell()
                     if entry.index.fqn in self._cast:
                         values = self._stored.read_entry(name, entry)
-                        new = torch.empty(values.shape, dtype=self._dtype)
-                        if _cast_into(new, values):
+                        new = values.to(self._dtype)
+                        if _has_lost(new, values):
                             lost.append(entry.index.fqn)
                         torch_dist.save(new, out)
                     else:
@@ -234,20 +248,11 @@ class _Stored:
             checkpoint_folder.seal(folder, self._manifest)
 
 
-def _cast_into(target: Tensor, values: Tensor) -> bool:
-    """Write values into a tensor of another type; tells whether finite ones became infinite."""
-    lost = False
-    for new, old in zip(_blocks(target), _blocks(values), strict=True):
-        new.copy_(old)
-        if new.dtype != old.dtype and not transform.is_finite(new):
-            lost |= bool((torch.isfinite(old) & ~torch.isfinite(new)).any())
-    return lost
-
-
-def _blocks(tensor: Tensor) -> Iterator[Tensor]:
-    flat = tensor.view(-1)
-    for start in range(0, len(flat), BLOCK):
-        yield flat[start : start + BLOCK]
+def _has_lost(new: Tensor, old: Tensor) -> bool:
+    """Whether finite values became infinite."""
+    if new.dtype == old.dtype or transform.is_finite(new):
+        return False
+    return bool((torch.isfinite(old) & ~torch.isfinite(new)).any())
 
 
 def _copy(source: Any, out: Any, length: int) -> None:

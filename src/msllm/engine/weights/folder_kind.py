@@ -69,11 +69,11 @@ def find(folder: Path, where: str = "") -> Folder:
         found = kind(folder, path)
         if found is not None:
             return found
-    raise InputError(
-        f"{folder} holds no weights that msllm knows",
-        where,
-        "give a folder of Hugging Face weights, a checkpoint, or a run's folder",
-    )
+    hint = "give a folder of Hugging Face weights, a checkpoint, or a run's folder"
+    inner = sorted(p for p in path.iterdir() if p.is_dir() and _published(folder, p))
+    if inner:
+        hint = f"there are weights in {folder / inner[-1].name}"
+    raise InputError(f"{folder} holds no weights that msllm knows", where, hint)
 
 
 def _torch_dist(asked: Path, path: Path) -> Folder | None:

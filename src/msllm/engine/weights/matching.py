@@ -68,6 +68,14 @@ def _differences(source: Source, architecture: Architecture, where: str) -> Iter
     weights = mapped(architecture, has_fused_experts(source, architecture))
     assert weights is not None
     wanted = published_shapes(weights)
+    prefix = _prefix(source.tensors, wanted)
+    if prefix:
+        yield Problem(
+            f"every tensor's name begins with {prefix}, and the model's names do not",
+            where,
+            "they are a part of a larger model: save that part alone, under its own names",
+        )
+        return
     further = _further(architecture, wanted)
     if further and not further & source.tensors.keys():
         yield Problem(
@@ -85,13 +93,24 @@ def _differences(source: Source, architecture: Architecture, where: str) -> Iter
             yield Problem(f"the model has {name}, and the folder does not", where)
         elif tensor.shape != shape:
             theirs, ours = list(tensor.shape), list(shape)
-            yield Problem(f"{name} is {theirs} in the folder and {ours} in the model", where)
+            what = f"{name} is {theirs} in the folder and {ours} in the model"
+            rows = architecture.vocab_size == shape[0] and shape[1:] == tensor.shape[1:]
+            hint = f"vocab_size in config.json is {shape[0]}" if rows else ""
+            yield Problem(what, where, hint)
         elif tensor.dtype not in READABLE:
             hint = f"only {', '.join(READABLE)} are read, and E4M3 with scales"
             yield Problem(f"{name} is stored as {tensor.dtype}", where, hint)
     for name in source.tensors.keys() - wanted.keys():
         if not harmless(name, architecture):
             yield Problem(f"the folder has {name}, and the model does not", where)
+
+
+def _prefix(found: Iterable[str], wanted: Iterable[str]) -> str:
+    """What stands before all names, where nothing else is wrong with them; else nothing."""
+    names = set(found)
+    first = next(iter(wanted))
+    fitting = {name.removesuffix(first) for name in names if name.endswith(f".{first}")}
+    return next((p for p in fitting if all(f"{p}{name}" in names for name in wanted)), "")
 
 
 def _further(architecture: Architecture, wanted: Iterable[str]) -> set[str]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msllm.engine.weights import transform
 from msllm.errors import InputError, Problem
 from msllm.models.weight_map import Run
 
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+BLOCK_BYTES = 16 * 2**20
+"""Read at once, where not all that is read is kept."""
 LARGEST_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 WIDTHS = {
@@ -105,20 +106,66 @@ class PublishedWeights:
         return found
 
     def tensor(self, name: str) -> Tensor:
-        """A whole tensor, mapped: bytes are read when they are used, and go with the tensor."""
-        import numpy as np
-        import torch
-
-        entry, dtype = self.entries[name], self.dtype(name)
-        if not entry.size:
-            return torch.empty(entry.shape, dtype=dtype)
-        data = np.memmap(entry.file, mode="c", offset=entry.offset, shape=entry.size)
-        return torch.from_numpy(data).view(dtype).view(entry.shape)
+        """A whole tensor."""
+        entry = self.entries[name]
+        found = _read(entry.file, entry.offset, entry.size)
+        return found.view(self.dtype(name)).view(entry.shape)
 
     def rows(self, run: Run, columns: tuple[int, int] | None = None) -> Tensor:
-        """A run's rows, all columns of them or `(first, count)`, in their own dtype; mapped."""
-        found = transform.rows(self.tensor(run.tensor), run)
-        return found if columns is None else found.narrow(1, *columns)
+        """A run's rows, all columns of them or `(first, count)`, in their own dtype."""
+        last = run.first + (run.count - 1) * run.step + 1
+        if run.transposed:
+            stored = self.entries[run.tensor].shape[0 if run.expert is None else 1]
+            picked = slice(run.first, last, run.step)
+            return self._lines(run, columns or (0, stored), picked).t()
+        across = None if columns is None else slice(columns[0], sum(columns))
+        return self._lines(run, (run.first, max(last - run.first, 0)), across)[:: run.step]
+
+    def _lines(self, run: Run, lines: tuple[int, int], across: slice | None) -> Tensor:
+        """Read `(first, count)` lines as they are stored, all of each or some columns.
+
+        They are read, not mapped: a page fault for every 4 KiB costs more than the copy. Where
+        columns are cut out no more than a block is in memory beside the result.
+        """
+        import torch
+
+        entry, dtype = self.entries[run.tensor], self.dtype(run.tensor)
+        shape = entry.shape if run.expert is None else entry.shape[1:]
+        line = math.prod(shape[1:]) * dtype.itemsize
+        start = entry.offset + (run.expert or 0) * shape[0] * line
+
+        def read(first: int, count: int) -> Tensor:
+            found = _read(entry.file, start + first * line, count * line)
+            return found.view(dtype).view(count, *shape[1:])
+
+        first, count = lines
+        if across is None:
+            return read(first, count)
+        step = max(1, BLOCK_BYTES // max(line, 1))
+        blocks = [(at, min(step, first + count - at)) for at in range(first, first + count, step)]
+        return torch.cat([read(*block)[:, across] for block in blocks])
+
+
+def _read(file: Path, offset: int, size: int) -> Tensor:
+    """Read bytes of a file.
+
+    Raises:
+        InputError: It has become shorter, or can't be read any more.
+    """
+    import torch
+
+    found = torch.empty(size, dtype=torch.uint8)
+    left = found.numpy().data
+    try:
+        with file.open("rb", buffering=0) as stream:
+            stream.seek(offset)
+            while left and (count := stream.readinto(left)):
+                left = left[count:]
+    except OSError as error:
+        raise unreadable(file, error) from error
+    if left:
+        raise InputError("it is shorter than it was at the start", str(file), "download it again")
+    return found
 
 
 def _listed(folder: Path) -> dict[str, Path]:

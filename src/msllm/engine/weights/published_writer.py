@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from msllm.engine.weights import transform
 from msllm.engine.weights.published import INDEX, SINGLE, TORCH_NAMES
+from msllm.models.weight_map import Run
 
 NAMES = {getattr(torch, ours): name for name, ours in TORCH_NAMES.items()}
 SHARD_BYTES = 5 * 10**9
@@ -102,13 +104,39 @@ class PublishedWriter:
             out.write(len(text).to_bytes(8, "little") + text)
             os.posix_fallocate(out.fileno(), 0, start + end)
 
-    def tensor(self, name: str) -> Tensor:
-        """A tensor of the files, mapped: what is written into it is in the file."""
+    def write(self, run: Run, block: Tensor, first_column: int = 0) -> None:
+        """Write a run's rows, or columns of them from `first_column` on; cast to its type.
+
+        Whole rows that lie together are written; others are put into the mapped file, where each
+        page costs more than that.
+        """
+        planned, location = self._tensors[run.tensor], self._locations[run.tensor]
+        shape = planned.shape if run.expert is None else planned.shape[1:]
+        whole = not run.transposed and block.shape[1:] == shape[1:]
+        if not whole or (run.step > 1 and run.count > 1):
+            target = transform.rows(self._mapped(run.tensor), run)
+            target = target if block.dim() == 1 else target.narrow(1, first_column, block.size(1))
+            target.copy_(block)
+            return
+        line = math.prod(shape[1:]) * planned.dtype.itemsize
+        start = location.offset + ((run.expert or 0) * shape[0] + run.first) * line
+        data = block.to(planned.dtype).contiguous().view(-1).view(torch.uint8).numpy().data
+        _write(location.file, start, data)
+
+    def _mapped(self, name: str) -> Tensor:
+        """A tensor of the files: what is written into it is in the file."""
         planned, location = self._tensors[name], self._locations[name]
         if not planned.size:
             return torch.empty(planned.shape, dtype=planned.dtype)
         data = np.memmap(location.file, mode="r+", offset=location.offset, shape=planned.size)
         return torch.from_numpy(data).view(planned.dtype).view(planned.shape)
+
+
+def _write(file: Path, offset: int, data: memoryview) -> None:
+    with file.open("r+b", buffering=0) as out:
+        out.seek(offset)
+        while data:
+            data = data[out.write(data) :]
 
 
 def _shards(tensors: Mapping[str, Planned], most: int) -> list[list[str]]:

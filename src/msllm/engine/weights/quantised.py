@@ -33,7 +33,7 @@ class Files(Protocol):
     entries: dict[str, Entry]
 
     def tensor(self, name: str) -> Tensor:
-        """A whole tensor, mapped where that can be done."""
+        """A whole tensor."""
 
     def rows(self, run: Run, columns: tuple[int, int] | None = None) -> Tensor:
         """A run's rows, all columns of them or `(first, count)`, in their own dtype."""
@@ -77,25 +77,25 @@ class Float8:
 
     def rows(self, files: Files, run: Run, columns: tuple[int, int] | None) -> Tensor:
         """A run's rows, of the stored blocks that they touch."""
-        weight, scales = files.tensor(run.tensor), files.tensor(self.scales)
-        if run.expert is not None:
-            weight, scales = weight[run.expert], scales[run.expert]
         rows = (run.first, (run.count - 1) * run.step + 1)
-        width = weight.size(0) if run.transposed else weight.size(1)
-        box = (rows, columns or (0, width))
-        found = self._box(weight, scales, *(box[::-1] if run.transposed else box))
+        box = (rows, columns or (0, self.shape[-2 if run.transposed else -1]))
+        found = self._box(files, run, *(box[::-1] if run.transposed else box))
         return (found.t() if run.transposed else found)[:: run.step]
 
     def _box(
-        self, weight: Tensor, scales: Tensor, rows: tuple[int, int], columns: tuple[int, int]
+        self, files: Files, run: Run, rows: tuple[int, int], columns: tuple[int, int]
     ) -> Tensor:
         """Dequantise `(first, count)` rows and columns of the stored matrix."""
         (row, row_count), (column, column_count) = rows, columns
-        size = self.block[1]
+        height, size = self.block
         start, end = column // size * size, column + column_count
-        part = weight[row : row + row_count, start:end]
+        top, bottom = row // height, -(-(row + row_count) // height)
+        wide = (start, end - start)
+        part = files.rows(Run(run.tensor, row, row_count, expert=run.expert), wide)
+        scales = files.rows(Run(self.scales, top, bottom - top, expert=run.expert))
         factors = scales[:, start // size : -(-end // size)]
-        return fp8.dequantise(part, factors, row, self.block)[:, column - start :]
+        found = fp8.dequantise(part, factors, row - top * height, self.block)
+        return found[:, column - start :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,18 +112,17 @@ class Float4:
 
     def rows(self, files: Files, run: Run, columns: tuple[int, int] | None) -> Tensor:
         """A run's rows; those of a transposed run are stored together."""
-        blocks, scales = files.tensor(self.blocks), files.tensor(self.scales)
-        if run.expert is not None:
-            blocks, scales = blocks[run.expert], scales[run.expert]
-        last = run.first + (run.count - 1) * run.step + 1
         if run.transposed:
-            stored = slice(run.first, last, run.step)
-            found = mxfp4.dequantise(blocks[stored], scales[stored])
+            found = self._stored(files, run.expert, run.first, run.count, run.step)
             return found if columns is None else found.narrow(1, *columns)
-        first, count = columns or (0, self.shape[-1])
-        stored = slice(first, first + count)
-        found = mxfp4.dequantise(blocks[stored], scales[stored])
-        return found.t()[run.first : last : run.step]
+        found = self._stored(files, run.expert, *(columns or (0, self.shape[-1]))).t()
+        return found[run.first : run.first + (run.count - 1) * run.step + 1 : run.step]
+
+    def _stored(
+        self, files: Files, expert: int | None, first: int, count: int, step: int = 1
+    ) -> Tensor:
+        parts = (files.rows(Run(n, first, count, step, expert)) for n in (self.blocks, self.scales))
+        return mxfp4.dequantise(*parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from msllm.engine.weights import matching, sidecar, start, transform
+from msllm.engine.weights import matching, sidecar, start
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
 from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, PublishedWriter
@@ -170,8 +170,6 @@ class _Export:
         for whole in (weight, *weight.duplicates()):
             start = 0
             for run in whole.cut(offsets[0], len(block)):
-                target = transform.rows(self._writer.tensor(run.tensor), run)
-                if block.dim() == 2:
-                    target = target.narrow(1, offsets[1], block.size(1))
-                target.copy_(block[start : start + run.count])
+                rows = block[start : start + run.count]
+                self._writer.write(run, rows, offsets[1] if block.dim() == 2 else 0)
                 start += run.count

@@ -28,8 +28,12 @@ from msllm.models.architecture import Architecture
 from msllm.models.hf_config import architecture_from_config, read_config
 from msllm.models.weight_map import Run, Weight, WeightMap
 
-BLOCK_BYTES = 32 * 2**20
-"""A piece's size: rows are read in blocks of about as many bytes."""
+BLOCK_BYTES = 16 * 2**20
+"""A piece's size: rows are read in blocks of about as many bytes.
+
+Memory of this size is used again; from 32 MiB on the C library gives it back each time, and fresh
+pages cost more than the copy.
+"""
 PART_BYTES = 2**30
 """A file's size, about; an interrupted conversion goes on behind the last whole one."""
 

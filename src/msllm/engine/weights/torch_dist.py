@@ -8,14 +8,13 @@ is needed: a piece is in memory, and no more.
 from __future__ import annotations
 
 import copy
-import io
 import json
 import math
 import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import torch
 from torch import Tensor
@@ -28,6 +27,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.utils import _create_file_view
+from torch.serialization import set_crc32_options
 
 from msllm.engine.weights.index_file import read_index
 from msllm.errors import InputError, Problem
@@ -82,11 +83,12 @@ class Entry:
 
 
 def save(values: Tensor, out: BinaryIO) -> None:
-    """Write a tensor as `torch.save` does.
+    """Write a tensor as `torch.save` does, without checksums, which `torch.load` never looks at.
 
     Raises:
         OSError: The disk can't take it; torch itself only tells of an unexpected position.
     """
+    set_crc32_options(False)
     stream = _Stream(out)
     try:
         torch.save(values, stream)  # type: ignore[arg-type]
@@ -261,9 +263,8 @@ class StoredWeights:
         path = self.folder / held.file
         try:
             with path.open("rb") as file:
-                file.seek(held.offset)
-                data = io.BytesIO(file.read(held.length))
-            values = torch.load(data, map_location="cpu", weights_only=True)
+                view = cast(BinaryIO, _create_file_view(file, held.offset, held.length))
+                values = torch.load(view, map_location="cpu", weights_only=True)
             if tuple(values.shape) != held.piece.sizes:
                 raise ValueError(f"{held.piece.key} is of another shape")
         except Exception as error:

@@ -6,6 +6,7 @@ of it. Families decide which parts they have.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from msllm.errors import InputError
@@ -41,6 +42,12 @@ ROPE_KINDS = ("linear", "dynamic", "llama3", "yarn", "longrope")
 _ROPE_NAMES = {"su": "longrope"}
 _WITH_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
 _FACTORS = ("short_factor", "long_factor")
+_ROPE_NEEDS = {
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+}
+"""Those without which a kind says nothing; yarn's factor also follows from lengths."""
 
 
 ROUTED_BY_SIGMOID = frozenset(
@@ -232,10 +239,23 @@ def _rope_scaling(
 ) -> dict[str, Any] | None:
     if kind is None:
         return None
+    _check_rope(kind, scaling)
     original = config.get("original_max_position_embeddings")
     if original and kind in _WITH_ORIGINAL_LENGTH:
         scaling.setdefault("original_max_position_embeddings", original)
     return {"type": kind, **scaling}
+
+
+def _check_rope(kind: str, scaling: dict[str, Any]) -> None:
+    where = "config.json: rope_scaling"
+    for key in _ROPE_NEEDS.get(kind, ()):
+        if key not in scaling:
+            raise InputError(f"rope scaling {kind!r} lacks {key}", where, "take the model's own")
+    for key in ("factor", "low_freq_factor", "high_freq_factor"):
+        value = scaling.get(key, 1.0)
+        number_like = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number_like or not 0 < value < math.inf:
+            raise InputError(f"rope scaling's {key} is {value!r}", where, "a number above 0")
 
 
 def _rope_extra(rope: Rope) -> tuple[str, ...]:
