@@ -59,10 +59,14 @@ def test_a_dry_run_of_what_cannot_work_shows_both(capsys):
 
 @pytest.mark.usefixtures("no_workers")
 @pytest.mark.skipif(importlib.util.find_spec("torch_npu") is not None, reason="torch_npu is here")
-def test_a_plan_for_npus_is_made_where_there_are_none(capsys):
+def test_a_plan_for_npus_is_made_where_there_are_none(capsys, monkeypatch):
     arguments = ["pretrain", "--model", "qwen3-8b", "--device", "npu", "--npus", "8"]
+    monkeypatch.setattr(sys, "argv", ["msllm", *arguments, "--dry-run"])
     assert app.run([*arguments, "--data", "mock", "--dry-run"]) == 0
     out = capsys.readouterr().out
+    (sizes,) = re.findall(r"processes: tp (\d+)  pp (\d+)", out)
+    exact = f"msllm plan --model qwen3-8b --device npu --npus 8 --tp {sizes[0]}"
+    assert exact + (f" --pp {sizes[1]}" if sizes[1] != "1" else "") in out
     assert re.search(r"dtype +bf16 ", out)
     assert "memory of a device (npu)" in out
     assert out.splitlines()[-2] == "this machine can't run it"

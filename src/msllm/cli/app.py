@@ -79,6 +79,11 @@ COMMANDS: dict[str, Entry] = {
         "Turn text files into an indexed data set for `msllm pretrain`.",
     ),
     "pretrain": Entry("msllm.cli.pretrain", "pretrain", "Train a model on text."),
+    "plan": Entry(
+        "msllm.cli.plan",
+        "plan",
+        "Plan a run: memory, traffic and speed by layout, without devices.",
+    ),
     "generate": Entry(
         "msllm.cli.generate",
         "generate",

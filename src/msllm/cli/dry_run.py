@@ -92,6 +92,20 @@ def _memory(
         yield f"{name:<16} {size(number):>12}"
     where = f" (stage {planned.stage}, the fullest)" if layout.pp > 1 else ""
     yield f"{'total':<16} {size(planned.total):>12}{where}"
+    if kind != "cpu":
+        yield f"by formulas; traced, with traffic and speed: {_plan_command(layout)}"
+
+
+def _plan_command(layout: Layout) -> str:
+    """The command that plans this very layout: without any size, it would search for one."""
+    words = ["msllm", *("plan" if word == "pretrain" else word for word in sys.argv[1:])]
+    words = [word for word in words if word != "--dry-run"]
+    sizes = {f"--{name}": getattr(layout, name) for name in ("tp", "pp", "vpp", "ep", "etp")}
+    for flag, size_ in sizes.items():
+        given = any(word == flag or word.startswith(f"{flag}=") for word in words)
+        if not given and (size_ > 1 or flag == "--tp"):
+            words += [flag, str(size_)]
+    return shlex.join(words)
 
 
 def _commands(config: RunConfig) -> Iterator[str]:

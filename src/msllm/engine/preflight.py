@@ -39,17 +39,7 @@ def check(config: RunConfig, environ: Mapping[str, str] | None = None) -> list[P
 
 def check_run(config: RunConfig) -> list[Problem]:
     """List what would be wrong on any machine: sizes, schedule, data, folder."""
-    problems: list[Problem] = []
-    kind = device_kind(config.device)
-    architecture: Architecture | None = None
-    try:
-        architecture = resolve_model(config.model).architecture
-    except MsllmError as error:
-        problems += [Problem(p.problem, p.where or "--model", p.hint) for p in error.problems]
-    if architecture is not None:
-        problems += check_model(config, architecture)
-        problems += _sizes(config, architecture, kind)
-        problems += _recompute(config, architecture)
+    architecture, problems = check_shape(config, device_kind(config.device))
     problems += _schedule(config)
     problems += _optimizer(config)
     data, folder = _data(config, architecture), check_folder(config)
@@ -61,6 +51,21 @@ def check_run(config: RunConfig) -> list[Problem]:
         hint = "give --out DIR on each"
         problems.append(Problem("several machines need one folder for the run", "--nodes", hint))
     return problems
+
+
+def check_shape(config: RunConfig, kind: str) -> tuple[Architecture | None, list[Problem]]:
+    """Find the model, and list what is wrong with it and with how it is spread."""
+    problems: list[Problem] = []
+    architecture: Architecture | None = None
+    try:
+        architecture = resolve_model(config.model).architecture
+    except MsllmError as error:
+        problems += [Problem(p.problem, p.where or "--model", p.hint) for p in error.problems]
+    if architecture is not None:
+        problems += check_model(config, architecture)
+        problems += sizes_problems(config, architecture, kind)
+        problems += _recompute(config, architecture)
+    return architecture, problems
 
 
 def warnings(config: RunConfig, architecture: Architecture) -> list[str]:
@@ -158,7 +163,7 @@ def check_placement(config: RunConfig, environ: Mapping[str, str] | None = None)
     return []
 
 
-def _sizes(config: RunConfig, architecture: Architecture, kind: str) -> Iterator[Problem]:
+def sizes_problems(config: RunConfig, architecture: Architecture, kind: str) -> Iterator[Problem]:
     """Check the parallel sizes, and the batches over them."""
     world = config.launch.world_size
     unfit = divides(config.layout, world)

@@ -95,10 +95,10 @@ def saved_bytes(backend: MegatronBackend, data: dict[str, torch.Tensor]) -> int:
 class State:
     """What a backend keeps from step to step."""
 
-    def __init__(self, backend: MegatronBackend):
+    def __init__(self, backend: MegatronBackend, chunk: Any = None):
         from msllm.engine.megatron.optimizer import inner_optimizers  # only after adapt()
 
-        (chunk,) = backend.chunks
+        chunk = chunk or backend.chunks[0]
         self.parameters = list(chunk.parameters())
         # views of the buffers, in which each begins at a multiple of 64 elements
         self.gradients = [p.main_grad for p in self.parameters]

@@ -16,11 +16,14 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from msllm.engine.device import Device
+
+if TYPE_CHECKING:
+    from msllm.engine.ops import Operators
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,14 +51,22 @@ def applied() -> tuple[str, ...]:
     return tuple(_applied)
 
 
-def adapt(device: Device, skip: tuple[str, ...] = ()) -> None:
-    """Make Megatron-core run on `device`. Safe to call again; `skip` is for tests."""
+def adapt(device: Device, skip: tuple[str, ...] = (), ops: Operators | None = None) -> None:
+    """Make Megatron-core run on `device`. Safe to call again.
+
+    Args:
+        device: What the process computes on.
+        skip: Adaptations to leave out, for tests.
+        ops: Operators for the token dispatchers, if not those of the device.
+    """
     if _applied:
         return
     for adaptation in ADAPTATIONS:
         if device.kind in adaptation.kinds and adaptation.name not in skip:
             adaptation.apply(device)
             _applied.append(adaptation.name)
+    if ops is not None:
+        _give_dispatchers(ops)
 
 
 def _module(name: str) -> Any:
@@ -299,8 +310,11 @@ def _permute(device: Device) -> None:
     """The token dispatchers permute with fixed functions; they get our operators."""
     from msllm.engine.ops import operators_for
 
+    _give_dispatchers(operators_for(device.kind))
+
+
+def _give_dispatchers(ops: Operators) -> None:
     dispatcher = _module("megatron.core.transformer.moe.token_dispatcher")
-    ops = operators_for(device.kind)
     dispatcher.permute, dispatcher.unpermute = ops.permute, ops.unpermute
 
 
@@ -311,7 +325,9 @@ def _collectives_alone(device: Device) -> None:
     def unless_alone(collective: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(collective)
         def wrapper(output: torch.Tensor, source: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            same = output.data_ptr() == source.data_ptr() and output.numel() == source.numel()
+            # asked of storages: tensors of a trace have no addresses
+            shared = output.untyped_storage()._cdata == source.untyped_storage()._cdata
+            same = shared and output.numel() == source.numel()
             return None if same else collective(output, source, *args, **kwargs)
 
         return wrapper

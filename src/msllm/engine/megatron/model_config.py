@@ -44,12 +44,19 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 def model_config(
-    architecture: Architecture, layout: Layout, run: RunConfig, device: Device
+    architecture: Architecture,
+    layout: Layout,
+    run: RunConfig,
+    device: Device,
+    ops: Operators | None = None,
 ) -> ModelConfig:
-    """Derive Megatron's configuration of the model and of how it is spread."""
+    """Derive Megatron's configuration of the model and of how it is spread.
+
+    `ops` are the operators to compute with, if not those of the device.
+    """
     return ModelConfig(
         architecture=architecture,
-        ops=operators_for(device.kind),
+        ops=ops or operators_for(device.kind),
         torch_device=device.torch_device,
         # gloo reads a sent tensor after Megatron has freed it, where sends overlap with compute
         overlap_p2p_comm=layout.vpp > 1 and device.kind != "cpu",

@@ -46,7 +46,7 @@ def run_batches(
     batches = [{key: value.to(device) for key, value in batch.items()} for batch in batches]
     b, s = batches[0]["tokens"].shape
     losses = get_forward_backward_func()(
-        forward_step_func=_forward,
+        forward_step_func=forward_step,
         data_iterator=[iter(batches) for _ in chunks] if len(chunks) > 1 else iter(batches),
         model=chunks if len(chunks) > 1 else chunks[0],
         num_microbatches=len(batches),
@@ -57,9 +57,10 @@ def run_batches(
     return _reduce(losses, device)
 
 
-def _forward(
+def forward_step(
     data: Iterator[Batch], model: Any, *_: Any
 ) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]]:
+    """Run one micro-batch through a chunk; give its output and the function that sums losses."""
     batch = next(data)
     out = model(
         batch["tokens"],
