@@ -175,7 +175,7 @@ def mindspeed_to_mcore(
         strict=strict,
         progress=progress,
     )
-    return replace(done, notes=notes)
+    return replace(done, warnings=held.warnings, notes=(*done.notes, *notes))
 
 
 def _model(folder: Folder, model: Path | None, where: str) -> tuple[Architecture, WeightMap]:

@@ -12,8 +12,9 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from msllm.engine.weights import transform
-from msllm.engine.weights.published import Entry, add, read_index, unreadable
+from msllm.engine.weights.published import Entry, add, read_index
 from msllm.errors import InputError, Problem
+from msllm.models.plain_file import open_file, unreadable
 from msllm.models.weight_map import Run
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _listed(folder: Path) -> dict[str, Path]:
 def _is_zip(file: Path) -> bool:
     """Whether it begins as torch's files since 1.6 do."""
     try:
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             return stream.read(4) == b"PK\x03\x04"
     except OSError as error:
         raise unreadable(file, error) from error

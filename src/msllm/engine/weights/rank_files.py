@@ -153,8 +153,12 @@ def _chunks(state: dict[str, Any]) -> list[str]:
 
 
 def _weights(model: dict[str, Any]) -> dict[str, Tensor]:
-    return {
+    found = {
         name: value
         for name, value in model.items()
         if isinstance(value, Tensor) and not name.endswith("_extra_state")
     }
+    for name, value in found.items():
+        if value.layout is not torch.strided or value.is_quantized:
+            raise ValueError(f"{name} is no plain tensor")
+    return found
