@@ -16,6 +16,9 @@ from msllm.models.families.decoder import ALIASES, decoder
 from msllm.models.families.family import Config, Family
 from msllm.models.plain_file import read_json
 
+MOST_PARTS = 500_000
+"""Heads, or experts, of all layers together; the largest models have some 25,000."""
+
 
 def read_config(folder: Path | str) -> dict[str, Any]:
     """The `config.json` of a model's folder.
@@ -60,7 +63,18 @@ def architecture_from_config(config: Config) -> Architecture:
     own = family.fields(common)
     extra = base.get("extra", ()) + own.get("extra", ())
     model_type = config.get("model_type", family.model_types[0])
-    return Architecture(**{**base, **own, "model_type": model_type, "extra": extra})
+    found = Architecture(**{**base, **own, "model_type": model_type, "extra": extra})
+    _refuse_endless(found)
+    return found
+
+
+def _refuse_endless(found: Architecture) -> None:
+    """Refuse a model with so many parts that they would be listed for ever."""
+    experts = 0 if found.moe is None else found.moe.num_experts
+    parts = found.num_layers * max(found.num_attention_heads, found.num_query_groups, experts)
+    if parts > MOST_PARTS:
+        problem = f"its layers have {parts:,} heads or experts together"
+        raise InputError(problem, "config.json", f"no model has more than {MOST_PARTS:,}")
 
 
 def family_of(config: Config) -> Family:
