@@ -61,7 +61,7 @@ def parse_json(content: bytes, path: Path) -> Any:
 def unreadable(path: Path, error: OSError) -> InputError:
     """Say why a file can't be opened."""
     if isinstance(error, FileNotFoundError):
-        return InputError(f"{path.name} is missing", str(path.parent), "download it")
+        return InputError(f"{path.name} is missing", str(path.parent), "copy or download it again")
     if isinstance(error, PermissionError):
         return InputError("you may not read it", str(path), "ask its owner, or chmod it")
     return InputError(f"it can't be read: {error.strerror or error}", str(path))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,3 +89,25 @@ def change_rank(ranks: Path, name: str, change: Callable[[dict[str, Any]], Any])
     state = torch.load(path, weights_only=True)
     change(state["model"])
     torch.save(state, path)
+
+
+def refused(capsys: Any, *arguments: object) -> str:
+    """What a command says that refuses its input."""
+    capsys.readouterr()
+    status = convert(*arguments)
+    said = capsys.readouterr().err
+    assert status == 2, said
+    assert "defect" not in said
+    return said
+
+
+def header_with(folder: Path, **changes: object) -> None:
+    """Change what a safetensors file's header says of its first tensor."""
+    path = folder / "model.safetensors"
+    data = path.read_bytes()
+    (length,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + length])
+    first = min(header, key=lambda k: header[k]["data_offsets"] if k != "__metadata__" else [1e9])
+    header[str(changes.pop("name", first))] = header.pop(first) | changes
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])

@@ -19,6 +19,8 @@ from tests.engine.weights.hostile_case import (
     change_index,
     change_rank,
     convert,
+    header_with,
+    refused,
     tensors,
     write_all,
     write_hf,
@@ -38,16 +40,6 @@ def copies(made, tmp_path) -> Folders:
     for folder in astuple(made):
         shutil.copytree(folder, tmp_path / folder.name)
     return Folders(*(tmp_path / folder.name for folder in astuple(made)))
-
-
-def refused(capsys, *arguments: object) -> str:
-    """What a command says that refuses its input."""
-    capsys.readouterr()
-    status = convert(*arguments)
-    said = capsys.readouterr().err
-    assert status == 2, said
-    assert "defect" not in said
-    return said
 
 
 def from_checkpoint(folder: Path) -> list[tuple[object, ...]]:
@@ -168,18 +160,6 @@ def test_cast_tells_of_values_that_are_no_numbers(tmp_path, capsys, value):
     said = capsys.readouterr().err
     assert "not all values of lm_head.weight are finite numbers" in said
     assert "can't hold" not in said
-
-
-def header_with(folder: Path, **changes: object) -> None:
-    """Change what a safetensors file's header says of its first tensor."""
-    path = folder / "model.safetensors"
-    data = path.read_bytes()
-    (length,) = struct.unpack("<Q", data[:8])
-    header = json.loads(data[8 : 8 + length])
-    first = min(header, key=lambda k: header[k]["data_offsets"] if k != "__metadata__" else [1e9])
-    header[str(changes.pop("name", first))] = header.pop(first) | changes
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])
 
 
 @pytest.mark.parametrize(

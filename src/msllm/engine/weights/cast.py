@@ -11,7 +11,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, Publishe
 from msllm.engine.weights.torch_dist import METADATA, Entry, StoredWeights
 from msllm.errors import InputError, Problem
 from msllm.models.hf_config import read_config
+from msllm.models.plain_file import open_file
 from msllm.models.weight_map import Run
 
 BLOCK = 2**23
@@ -120,6 +121,8 @@ class _Published:
     def __init__(self, folder: Folder, dtype: torch.dtype, shard_bytes: int):
         self._folder, self._dtype, self._shard_bytes = folder.path, dtype, shard_bytes
         self._config = _followed(folder.path, dtype)
+        self._beside = sidecar.files(folder.path)
+        _check_readable(self._beside)
         self._held = as_parameters.published(folder.path)
         self._planned = {}
         for name, entry in self._held.entries.items():
@@ -179,7 +182,7 @@ class _Published:
         self._writer = PublishedWriter(folder, self._planned, self._shard_bytes, fill=started)
 
     def finish(self, folder: Path, _: list[Any]) -> None:
-        for file in sidecar.files(self._folder):
+        for file in self._beside:
             shutil.copyfile(file, folder / file.name)
         if self._config is not None:
             (folder / sidecar.CONFIG).write_bytes(self._config)
@@ -199,6 +202,10 @@ class _Stored:
         if faults:
             raise InputError(faults)
         self._files = self._stored.entries()
+        written = {folder.path / name for name in (*self._files, METADATA, MANIFEST)}
+        found = sorted(path for path in folder.path.rglob("*") if path.is_file())
+        self._beside = [path for path in found if path not in written]
+        _check_readable(found)
         self._cast = {key for key, held in self._stored.tensors.items() if held.dtype in DTYPES}
         self.tensors = len(self._stored.tensors)
 
@@ -213,7 +220,8 @@ class _Stored:
     def _part(self, name: str, entries: list[Entry], folder: Path) -> Part:
         def do(advance: Callable[[int], None]) -> dict[str, Any]:
             places, seen = [], _Seen()
-            with (self._folder / name).open("rb") as source, (folder / name).open("wb") as out:
+            path = self._folder / name
+            with open_file(path) as source, (folder / name).open("wb") as out:
                 for entry in entries:
                     start = out.tell()
                     if entry.index.fqn in self._cast:
@@ -223,7 +231,7 @@ class _Stored:
                         torch_dist.save(new, out)
                     else:
                         source.seek(entry.offset)
-                        _copy(source, out, entry.length)
+                        _copy(source, out, entry.length, path)
                     places.append((start, out.tell() - start))
                     advance(self._size(entry))
             return seen.record() | {"places": places}
@@ -249,11 +257,10 @@ class _Stored:
             for (name, entries), record in zip(self._files.items(), records, strict=True)
         }
         self._stored.copy_index(folder, moved, dict.fromkeys(self._cast, self._dtype))
-        for path in sorted(self._folder.rglob("*")):
-            inner = path.relative_to(self._folder)
-            if path.is_file() and str(inner) not in {*self._files, METADATA, MANIFEST}:
-                (folder / inner).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, folder / inner)
+        for path in self._beside:
+            copy = folder / path.relative_to(self._folder)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
         if self._config is not None:
             (folder / sidecar.FOLDER / sidecar.CONFIG).write_bytes(self._config)
 
@@ -290,11 +297,19 @@ def _has_lost(new: Tensor, old: Tensor) -> bool:
     return bool((torch.isfinite(old) & ~torch.isfinite(new)).any())
 
 
-def _copy(source: Any, out: Any, length: int) -> None:
+def _check_readable(files: list[Path]) -> None:
+    """Refuse files that can't be opened, before any work."""
+    for file in files:
+        with open_file(file):
+            pass
+
+
+def _copy(source: BinaryIO, out: BinaryIO, length: int, path: Path) -> None:
     while length:
         data = source.read(min(length, 2**24))
         if not data:
-            raise EOFError("a file of the checkpoint became shorter")
+            hint = "copy the checkpoint again"
+            raise InputError("it is shorter than it was at the start", str(path), hint)
         out.write(data)
         length -= len(data)
 

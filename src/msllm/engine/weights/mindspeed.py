@@ -101,6 +101,7 @@ def _write(
     progress: Callable[[Progress], None] | None,
 ) -> Conversion:
     parts.check()
+    files = {} if beside is None else sidecar.read(beside)
     partial = PartialFolder(out, work)
     writer = RankWriter(partial.path / f"iter_{ITERATION:07d}", parts, types)
     jobs = pieces.parts(writer.place)
@@ -122,9 +123,8 @@ def _write(
         partial.discard()
         raise InputError([matching.not_finite(bad, str(out))])
     (partial.path / TRACKER).write_text(str(ITERATION))
-    kept = partial.path / sidecar.FOLDER
     if beside is not None:
-        sidecar.write(sidecar.read(beside), kept)
+        sidecar.write(files, partial.path / sidecar.FOLDER)
     partial.publish()
     tensors = sum(1 for rank in parts.ranks for _ in parts.held(rank))
     return Conversion(tensors, size, seconds[0], tuple(bad))

@@ -56,13 +56,21 @@ class RankWeights:
             for name, weight in weights.items()
         }
         self.files: list[Path] = list(files.paths.values())
+        self._sizes = {path: path.stat().st_size for path in self.files}
 
     def dtype(self, name: str) -> torch.dtype:
         """A parameter's type."""
         return self.tensors[name].dtype
 
     def rows(self, run: Run) -> Tensor:
-        """Rows of a parameter, those of a map from `as_they_are`."""
+        """Rows of a parameter, those of a map from `as_they_are`.
+
+        Raises:
+            InputError: A file has become shorter; mapped as it is, reading it would kill us.
+        """
+        for path, size in self._sizes.items():
+            if not path.is_file() or path.stat().st_size < size:
+                raise InputError("it is shorter than it was at the start", str(path))
         width = self._weights[run.tensor].width
         first = (run.first,) if width is None else (run.first, 0)
         sizes = (run.count,) if width is None else (run.count, width)
