@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from msllm.cli import render
+from msllm.cli import render, streams
 from msllm.errors import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -207,11 +207,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(arguments: list[str]) -> int:
     """Run a command line; print what went wrong, and return the exit status."""
     arguments, debug = _take_debug(arguments)
+    streams.prepare()
     try:
         status = typer.main.get_command(app).main(
             arguments, prog_name="msllm", standalone_mode=False
         )
-        sys.stdout.flush()
+        streams.finish()
     except MsllmError as error:
         render.show_error(error, debug)
         return error.exit_status
@@ -221,17 +222,30 @@ def run(arguments: list[str]) -> int:
         print("interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # The reader, `head` say, has seen enough: end quietly. The flush at exit must not fail too.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        streams.give_up()  # the reader, `head` say, has seen enough: end quietly
         return EXIT_FAILED
-    except OSError as error:
-        if error.errno != errno.ENAMETOOLONG:
-            return render.show_defect(error, debug)
-        render.show_error(InputError("a path is too long", str(error.filename)[:60] + "..."), debug)
-        return EXIT_USAGE
     except Exception as error:
-        return render.show_defect(error, debug)
+        known = _known(error, arguments)
+        if known is None:
+            return render.show_defect(error, debug)
+        render.show_error(known, debug)
+        return known.exit_status
     return status if isinstance(status, int) else EXIT_OK
+
+
+def _known(error: Exception, arguments: list[str]) -> MsllmError | None:
+    """Say what any command may meet in the paths that it is given; None for a defect."""
+    if isinstance(error, RuntimeError) and "home directory" in str(error):
+        named = next((a for a in arguments if "~" in a), "")
+        return InputError("there is no user of that name, whose home ~ stands for", named)
+    if not isinstance(error, OSError):
+        return None
+    if error.errno == errno.ENAMETOOLONG:
+        return InputError("a path is too long", str(error.filename)[:60] + "...")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        where = "" if error.filename is None else str(error.filename)
+        return InputError("you may not read or write it", where, "ask its owner, or chmod it")
+    return streams.fault("\n") if error.filename is None else None
 
 
 def _take_debug(arguments: list[str]) -> tuple[list[str], bool]:

@@ -27,7 +27,7 @@ def cast(
     dtype: Annotated[Dtype, typer.Option(help="new type of the weights")],
     out: Annotated[Path, typer.Option(metavar="DIR", help="the folder to be made")],
     strict: Annotated[
-        bool, typer.Option("--strict", help="refuse values that the type can't hold")
+        bool, typer.Option("--strict", help="refuse values that are, or become, no finite numbers")
     ] = False,
 ) -> None:
     """Copy weights as another type; all else stays as it is."""
@@ -35,6 +35,8 @@ def cast(
 
     with show_progress("casting") as show:
         done = convert(folder, out, torch_dtype(dtype), strict=strict, progress=show)
+    for warning in done.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
     for name in done.not_finite:
         print(f"warning: {name} has values that {dtype.value} can't hold", file=sys.stderr)
     if done.not_finite:

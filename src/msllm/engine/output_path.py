@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 from msllm.errors import Problem
@@ -15,6 +16,11 @@ def check_parent(path: Path, where: str) -> list[Problem]:
         return [Problem(f"{parent} is a file", where, "name another folder")]
     if not os.access(parent, os.W_OK | os.X_OK):
         return [Problem(f"you may not write to {parent}", where, "name another folder")]
+    try:  # some file systems, /proc say, take nothing whatever the rights are
+        Path(tempfile.mkdtemp(prefix=".msllm-", dir=parent)).rmdir()
+    except OSError as error:
+        problem = f"nothing can be written to {parent}: {error.strerror}"
+        return [Problem(problem, where, "name another folder")]
     return []
 
 

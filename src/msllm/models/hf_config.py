@@ -6,7 +6,6 @@ are brought to common keys, then the common decoder and the family's fields are 
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,10 @@ from msllm.models.architecture import Architecture
 from msllm.models.families import families
 from msllm.models.families.decoder import ALIASES, decoder
 from msllm.models.families.family import Config, Family
+from msllm.models.plain_file import read_json
+
+MOST_PARTS = 500_000
+"""Heads, or experts, of all layers together; the largest models have some 25,000."""
 
 
 def read_config(folder: Path | str) -> dict[str, Any]:
@@ -24,27 +27,23 @@ def read_config(folder: Path | str) -> dict[str, Any]:
         InputError: No such folder or file, or a file that is not a JSON object.
     """
     path = Path(folder) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError) as error:
+    if _is_missing(path):
         hint = "give a folder with a Hugging Face model's config.json"
         beside = Path(folder) / "hf"  # of a checkpoint, see msllm.engine.weights.sidecar
         if (beside / "config.json").is_file():
             hint = f"it is a checkpoint: its model's config and tokenizer are in {beside}"
-        raise InputError(
-            f"no config.json in {str(folder)!r}", where=str(folder), hint=hint
-        ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read it: {error}", where=str(path)) from error
-    except json.JSONDecodeError as error:
-        raise InputError(
-            f"not valid JSON: {error.msg}",
-            where=f"{path}:{error.lineno}",
-            hint="the file may be cut short: fetch it again",
-        ) from error
+        raise InputError(f"no config.json in {str(folder)!r}", where=str(folder), hint=hint)
+    config = read_json(path)
     if not isinstance(config, dict):
         raise InputError("not a JSON object", where=str(path))
     return config
+
+
+def _is_missing(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError:  # told when it is opened
+        return False
 
 
 def architecture_from_config(config: Config) -> Architecture:
@@ -64,7 +63,18 @@ def architecture_from_config(config: Config) -> Architecture:
     own = family.fields(common)
     extra = base.get("extra", ()) + own.get("extra", ())
     model_type = config.get("model_type", family.model_types[0])
-    return Architecture(**{**base, **own, "model_type": model_type, "extra": extra})
+    found = Architecture(**{**base, **own, "model_type": model_type, "extra": extra})
+    _refuse_endless(found)
+    return found
+
+
+def _refuse_endless(found: Architecture) -> None:
+    """Refuse a model with so many parts that they would be listed for ever."""
+    experts = 0 if found.moe is None else found.moe.num_experts
+    parts = found.num_layers * max(found.num_attention_heads, found.num_query_groups, experts)
+    if parts > MOST_PARTS:
+        problem = f"its layers have {parts:,} heads or experts together"
+        raise InputError(problem, "config.json", f"no model has more than {MOST_PARTS:,}")
 
 
 def family_of(config: Config) -> Family:

@@ -155,8 +155,11 @@ def _read(path: Path) -> Manifest | str:
     """Read a folder's manifest and check it against the files there; or say what is wrong."""
     if not path.is_dir():
         return "there is no such folder"
+    manifest_file = path / MANIFEST
     try:
-        manifest = Manifest.model_validate_json((path / MANIFEST).read_bytes())
+        if manifest_file.exists() and not manifest_file.is_file():  # a pipe would be waited on
+            return f"its {MANIFEST} is no regular file"
+        manifest = Manifest.model_validate_json(manifest_file.read_bytes())
     except FileNotFoundError:
         return f"it has no {MANIFEST}, so its save was never finished"
     except OSError as error:

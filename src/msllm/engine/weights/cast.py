@@ -11,20 +11,22 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from msllm.engine.training import checkpoint_folder
 from msllm.engine.training.checkpoint_folder import MANIFEST
-from msllm.engine.weights import as_parameters, sidecar, torch_dist, transform
+from msllm.engine.weights import as_parameters, matching, sidecar, torch_dist, transform
 from msllm.engine.weights.conversion import Conversion
 from msllm.engine.weights.folder_kind import Folder, Kind, find
 from msllm.engine.weights.partial import Part, PartialFolder, Progress, check_out
 from msllm.engine.weights.published_writer import SHARD_BYTES, Planned, PublishedWriter
 from msllm.engine.weights.torch_dist import METADATA, Entry, StoredWeights
 from msllm.errors import InputError, Problem
+from msllm.models.hf_config import read_config
+from msllm.models.plain_file import open_file
 from msllm.models.weight_map import Run
 
 BLOCK = 2**23
@@ -50,11 +52,13 @@ def cast(
         out: The folder to be made.
         dtype: The new type of floating-point numbers.
         shard_bytes: Most bytes in a file of Hugging Face weights.
-        strict: Whether finite values that `dtype` can't hold are an error; they become infinite.
+        strict: Whether values that are no finite numbers are an error, also those that `dtype`
+            can't hold: they become infinite.
         progress: Called now and then.
 
     Returns:
-        What was done; `not_finite` names the tensors with values that became infinite.
+        What was done; `not_finite` names the tensors with values that became infinite, and
+        `warnings` those that had such before.
 
     Raises:
         InputError: The source is damaged, or of a kind that is not cast.
@@ -82,17 +86,27 @@ def cast(
         job.open(partial, parts)
         records = partial.run(parts, progress)
         lost = sorted({name for record in records for name in record["lost"]})
-        if strict and lost:
+        bad = sorted({name for record in records for name in record["not_finite"]})
+        if strict and (lost or bad):
             partial.discard()
-            shown_names = ", ".join(lost[:6]) + (f" and {len(lost) - 6} more" if lost[6:] else "")
-            raise InputError(
-                f"{_name(dtype)} can't hold all values of {shown_names}",
-                str(source),
-                "use bf16, or leave out --strict: they become infinite",
-            )
+            problems = [matching.not_finite(bad, str(source))] if bad else []
+            raise InputError(problems + ([_overflow(lost, dtype, source)] if lost else []))
         job.finish(partial.path, records)
         partial.publish(job.seal)
-    return Conversion(job.tensors, sum(part.size for part in parts), partial.seconds, tuple(lost))
+    return Conversion(
+        tensors=job.tensors,
+        bytes=sum(part.size for part in parts),
+        seconds=partial.seconds,
+        not_finite=tuple(lost),
+        warnings=tuple(f"not all values of {name} are finite numbers" for name in bad),
+    )
+
+
+def _overflow(names: list[str], dtype: torch.dtype, source: Path) -> Problem:
+    """Say which tensors have values that a type can't hold."""
+    shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if names[6:] else "")
+    hint = "use bf16, or leave out --strict: they become infinite"
+    return Problem(f"{_name(dtype)} can't hold all values of {shown}", str(source), hint)
 
 
 class _Published:
@@ -100,6 +114,9 @@ class _Published:
 
     def __init__(self, folder: Folder, dtype: torch.dtype, shard_bytes: int):
         self._folder, self._dtype, self._shard_bytes = folder.path, dtype, shard_bytes
+        self._config = _followed(folder.path, dtype)
+        self._beside = sidecar.files(folder.path)
+        _check_readable(self._beside)
         self._held = as_parameters.published(folder.path)
         self._planned = {}
         for name, entry in self._held.entries.items():
@@ -136,27 +153,25 @@ class _Published:
     def _part(self, names: list[str]) -> Part:
         def do(advance: Callable[[int], None]) -> dict[str, Any]:
             assert self._writer is not None
-            lost = []
+            seen = _Seen()
             for name in names:
-                if self._cast(name, self._writer):
-                    lost.append(name)
+                self._cast(name, self._writer, seen)
                 advance(self._planned[name].size)
-            return {"lost": lost}
+            return seen.record()
 
         return Part(sum(self._planned[name].size for name in names), do)
 
-    def _cast(self, name: str, writer: PublishedWriter) -> bool:
-        """Copy a tensor, some rows at a time; tells whether finite values became infinite."""
-        planned, lost = self._planned[name], False
+    def _cast(self, name: str, writer: PublishedWriter, seen: _Seen) -> None:
+        """Copy a tensor, some rows at a time."""
+        planned = self._planned[name]
         count, *row = planned.shape or (1,)
         step = max(1, BLOCK // max(math.prod(row), 1))
         for first in range(0, count, step):
             run = Run(name, first, min(step, count - first))
             values = self._held.rows(run)
             new = values.to(planned.dtype)
-            lost |= _has_lost(new, values)
+            seen.look(name, new, values)
             writer.write(run, new)
-        return lost
 
     def open(self, partial: PartialFolder, parts: list[Part]) -> None:
         folder, planned, most = partial.path, self._planned, self._shard_bytes
@@ -165,9 +180,10 @@ class _Published:
         self._writer = PublishedWriter(folder, planned, most, fill=True)
 
     def finish(self, folder: Path, _: list[Any]) -> None:
-        for file in sidecar.files(self._folder):
+        for file in self._beside:
             shutil.copyfile(file, folder / file.name)
-        _follow(folder / "config.json", self._dtype)
+        if self._config is not None:
+            (folder / sidecar.CONFIG).write_bytes(self._config)
 
     def seal(self, _: Path) -> None:
         """There is nothing to be sealed."""
@@ -178,11 +194,16 @@ class _Stored:
 
     def __init__(self, folder: Folder, dtype: torch.dtype):
         self._folder, self._dtype, self._manifest = folder.path, dtype, folder.manifest
+        self._config = _followed(folder.path / sidecar.FOLDER, dtype)
         self._stored = StoredWeights(folder.path)
         faults = list(self._stored.faults())
         if faults:
             raise InputError(faults)
         self._files = self._stored.entries()
+        written = {folder.path / name for name in (*self._files, METADATA, MANIFEST)}
+        found = sorted(path for path in folder.path.rglob("*") if path.is_file())
+        self._beside = [path for path in found if path not in written]
+        _check_readable(found)
         self._cast = {key for key, held in self._stored.tensors.items() if held.dtype in DTYPES}
         self.tensors = len(self._stored.tensors)
 
@@ -196,22 +217,22 @@ class _Stored:
 
     def _part(self, name: str, entries: list[Entry], folder: Path) -> Part:
         def do(advance: Callable[[int], None]) -> dict[str, Any]:
-            places, lost = [], []
-            with (self._folder / name).open("rb") as source, (folder / name).open("wb") as out:
+            places, seen = [], _Seen()
+            path = self._folder / name
+            with open_file(path) as source, (folder / name).open("wb") as out:
                 for entry in entries:
                     start = out.tell()
                     if entry.index.fqn in self._cast:
                         values = self._stored.read_entry(name, entry)
                         new = values.to(self._dtype)
-                        if _has_lost(new, values):
-                            lost.append(entry.index.fqn)
+                        seen.look(entry.index.fqn, new, values)
                         torch_dist.save(new, out)
                     else:
                         source.seek(entry.offset)
-                        _copy(source, out, entry.length)
+                        _copy(source, out, entry.length, path)
                     places.append((start, out.tell() - start))
                     advance(self._size(entry))
-            return {"lost": lost, "places": places}
+            return seen.record() | {"places": places}
 
         return Part(sum(self._size(entry) for entry in entries), do, folder / name)
 
@@ -236,49 +257,82 @@ class _Stored:
             for (name, entries), record in zip(self._files.items(), records, strict=True)
         }
         self._stored.copy_index(folder, moved, dict.fromkeys(self._cast, self._dtype))
-        for path in sorted(self._folder.rglob("*")):
-            inner = path.relative_to(self._folder)
-            if path.is_file() and str(inner) not in {*self._files, METADATA, MANIFEST}:
-                (folder / inner).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, folder / inner)
-        _follow(folder / sidecar.FOLDER / "config.json", self._dtype)
+        for path in self._beside:
+            copy = folder / path.relative_to(self._folder)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, copy)
+        if self._config is not None:
+            (folder / sidecar.FOLDER / sidecar.CONFIG).write_bytes(self._config)
 
     def seal(self, folder: Path) -> None:
         if self._manifest is not None:
             checkpoint_folder.seal(folder, self._manifest)
 
 
+class _Seen:
+    """Tensors with values that are no finite numbers, and with such that were before the cast."""
+
+    def __init__(self) -> None:
+        self._lost: set[str] = set()
+        self._not_finite: set[str] = set()
+
+    def look(self, name: str, new: Tensor, old: Tensor) -> None:
+        """Look at numbers of a tensor, after the cast and before it."""
+        if not new.is_floating_point() or transform.is_finite(new):
+            return
+        if not transform.is_finite(old):
+            self._not_finite.add(name)
+        if _has_lost(new, old):
+            self._lost.add(name)
+
+    def record(self) -> dict[str, Any]:
+        """What was seen, as JSON has it."""
+        return {"lost": sorted(self._lost), "not_finite": sorted(self._not_finite)}
+
+
 def _has_lost(new: Tensor, old: Tensor) -> bool:
     """Whether finite values became infinite."""
-    if new.dtype == old.dtype or transform.is_finite(new):
+    if new.dtype == old.dtype:
         return False
     return bool((torch.isfinite(old) & ~torch.isfinite(new)).any())
 
 
-def _copy(source: Any, out: Any, length: int) -> None:
+def _check_readable(files: list[Path]) -> None:
+    """Refuse files that can't be opened, before any work."""
+    for file in files:
+        with open_file(file):
+            pass
+
+
+def _copy(source: BinaryIO, out: BinaryIO, length: int, path: Path) -> None:
     while length:
         data = source.read(min(length, 2**24))
         if not data:
-            raise EOFError("a file of the checkpoint became shorter")
+            hint = "copy the checkpoint again"
+            raise InputError("it is shorter than it was at the start", str(path), hint)
         out.write(data)
         length -= len(data)
 
 
-def _follow(path: Path, dtype: torch.dtype) -> None:
-    """Have a config name the new type, under the keys under which it names one."""
-    if not path.is_file():
-        return
-    config = json.loads(path.read_text(encoding="utf-8"))
+def _followed(folder: Path, dtype: torch.dtype) -> bytes | None:
+    """A folder's config that names the new type, under the keys under which it names one.
+
+    Raises:
+        InputError: It can't be read.
+    """
+    if not (folder / sidecar.CONFIG).exists():
+        return None
+    config = read_config(folder)
     found = [
         (part, key)
         for part in (config, config.get("text_config"))
         if isinstance(part, dict)
-        for key in ("dtype", "torch_dtype")
+        for key in sidecar.DTYPE_KEYS
         if key in part
     ]
     for part, key in found or [(config, "torch_dtype")]:
         part[key] = _name(dtype)
-    path.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return (json.dumps(config, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -12,9 +12,12 @@ from msllm.engine.training.checkpoint_folder import MANIFEST, Manifest
 from msllm.engine.weights import pickled, published
 from msllm.engine.weights.partial import refuse_unfinished
 from msllm.errors import InputError
+from msllm.models.plain_file import open_file
 
 TRACKER = "latest_checkpointed_iteration.txt"
 """Where Megatron-LM writes which of a folder's iterations is the newest."""
+LONGEST_NAME = 100
+"""Characters that the name of an iteration may have."""
 RANK_FOLDER = re.compile(r"mp_rank_(\d{2,})(?:_(\d{3,}))?(?:_(\d{3,}))?")
 
 
@@ -90,18 +93,28 @@ def _torch_dist(asked: Path, path: Path) -> Folder | None:
     return Folder(asked, path, Kind.TORCH_DIST, manifest.step if manifest else None, manifest)
 
 
+def _tracked(tracker: Path) -> str:
+    """What the tracker file says: the number of an iteration, or a folder's name."""
+    with open_file(tracker) as file:
+        said = file.read(LONGEST_NAME + 1).decode(errors="replace").strip()
+    if not re.fullmatch(rf"[^/\0]{{1,{LONGEST_NAME}}}", said) or said in (".", ".."):
+        raise InputError("it names no iteration", str(tracker), "it must be a number, or `release`")
+    return said
+
+
 def _ranks(asked: Path, path: Path) -> Folder | None:
     tracker = path / TRACKER
     if tracker.is_file():
-        said = tracker.read_text(errors="replace").strip()
-        inner = path / (f"iter_{int(said):07d}" if said.isdecimal() else said)
-        if not inner.is_dir() or inner == path:
+        said = _tracked(tracker)
+        step = int(said) if said.isdecimal() else None
+        inner = path / (said if step is None else f"iter_{step:07d}")
+        if not inner.is_dir():
             raise InputError(f"{inner.name} is missing, which {TRACKER} names", str(asked))
         if (inner / ".metadata").exists():
             found = _torch_dist(asked, inner)
             assert found is not None
-            return Folder(asked, inner, found.kind, int(said) if said.isdecimal() else None)
-        return Folder(asked, inner, Kind.RANKS, int(said) if said.isdecimal() else None)
+            return Folder(asked, inner, found.kind, step)
+        return Folder(asked, inner, Kind.RANKS, step)
     if any(RANK_FOLDER.fullmatch(p.name) for p in path.iterdir()):
         named = re.fullmatch(r"iter_(\d+)", path.name)
         return Folder(asked, path, Kind.RANKS, int(named[1]) if named else None)

@@ -111,6 +111,7 @@ def _write(
     progress: Callable[[Progress], None] | None,
 ) -> Conversion:
     parts.check()
+    files = {} if beside is None else sidecar.read(beside)
     with PartialFolder(out, work) as partial:
         writer = RankWriter(partial.path / f"iter_{ITERATION:07d}", parts, types)
         partial.prepare(writer.bytes, writer.make)
@@ -122,7 +123,7 @@ def _write(
             raise InputError([matching.not_finite(bad, str(out))])
         (partial.path / TRACKER).write_text(str(ITERATION))
         if beside is not None:
-            sidecar.write(sidecar.read(beside), partial.path / sidecar.FOLDER)
+            sidecar.write(files, partial.path / sidecar.FOLDER)
         partial.publish()
     tensors = sum(1 for rank in parts.ranks for _ in parts.held(rank))
     return Conversion(tensors, writer.bytes, partial.seconds, tuple(bad))
@@ -173,7 +174,7 @@ def mindspeed_to_mcore(
         strict=strict,
         progress=progress,
     )
-    return replace(done, notes=notes)
+    return replace(done, warnings=held.warnings, notes=(*done.notes, *notes))
 
 
 def _model(folder: Folder, model: Path | None, where: str) -> tuple[Architecture, WeightMap]:

@@ -12,8 +12,9 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 from msllm.engine.weights import transform
-from msllm.engine.weights.published import Entry, add, read_index, unreadable
+from msllm.engine.weights.published import Entry, add, read_index
 from msllm.errors import InputError, Problem
+from msllm.models.plain_file import open_file, unreadable
 from msllm.models.weight_map import Run
 
 if TYPE_CHECKING:
@@ -115,7 +116,7 @@ def _listed(folder: Path) -> dict[str, Path]:
 def _is_zip(file: Path) -> bool:
     """Whether it begins as torch's files since 1.6 do."""
     try:
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             return stream.read(4) == b"PK\x03\x04"
     except OSError as error:
         raise unreadable(file, error) from error
@@ -126,24 +127,24 @@ def _load(file: Path, mmap: bool) -> dict[str, Tensor]:
 
     try:
         found = torch.load(file, map_location="cpu", weights_only=True, mmap=mmap)
-    except pickle.UnpicklingError as error:
-        # a damaged pickle can look like one that asks for code, but not the other way round
-        if "Unsupported" not in str(error):
-            raise _damaged(file, error) from error
-        raise InputError(
-            "it is no pickle of tensors alone; nothing of it was run",
-            str(file),
-            "take the model's safetensors, or have its publisher convert it",
-        ) from error
-    except (OSError, EOFError, RuntimeError, ValueError, KeyError, IndexError) as error:
-        raise _damaged(file, error) from error
+    except Exception as error:  # a pickle, damaged in whatever way
+        raise refusal(file, error) from error
     if not isinstance(found, dict) or not all(isinstance(t, torch.Tensor) for t in found.values()):
         raise InputError("the pickle is no dictionary of tensors", str(file))
     return found
 
 
-def _damaged(file: Path, error: Exception) -> InputError:
-    lines = str(error).splitlines() or [type(error).__name__]
+def refusal(file: Path, error: Exception) -> InputError:
+    """Say why a pickle can't be read; torch's own advice, to run what it asks for, is left out."""
+    said = str(error)
+    # a damaged pickle can look like one that asks for code, but not the other way round
+    if isinstance(error, pickle.UnpicklingError) and ("Unsupported" in said or "GLOBAL" in said):
+        hint = "take the model's safetensors, or have its publisher convert it"
+        what = "it is no pickle of tensors alone; nothing of it was run"
+        return InputError(what, str(file), hint)
+    if isinstance(error, pickle.UnpicklingError):
+        return InputError("damaged: it is no pickle of tensors", str(file), "download it again")
+    lines = said.splitlines() or [type(error).__name__]
     return InputError(f"damaged: {lines[0]}", str(file), "download it again")
 
 

@@ -6,15 +6,15 @@ the business of `msllm.models.weight_map`.
 
 from __future__ import annotations
 
-import json
 import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msllm.errors import InputError, Problem
+from msllm.models.plain_file import open_file, parse_json, read_json, unreadable
 from msllm.models.weight_map import Run
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _read(file: Path, offset: int, size: int) -> Tensor:
     found = torch.empty(size, dtype=torch.uint8)
     left = found.numpy().data
     try:
-        with file.open("rb", buffering=0) as stream:
+        with open_file(file) as stream:
             stream.seek(offset)
             while left and (count := stream.readinto(left)):
                 left = left[count:]
@@ -196,43 +196,53 @@ def read_index(index: Path) -> dict[str, Path]:
     """Read which file each tensor is in; both forms of weights write it alike.
 
     Raises:
-        InputError: It can't be read.
+        InputError: It can't be read, or names files that are not beside it.
     """
+    content = read_json(index)
+    files = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(files, dict):
+        raise InputError("the index can't be read", str(index), "download it again")
+    for file in files.values():
+        if not _is_plain(file):
+            problem = f"the index names {file!r}, which is no plain file name"
+            raise InputError(problem, str(index), "files of weights lie beside it")
+    return {name: index.parent / file for name, file in files.items()}
+
+
+def _is_plain(name: Any) -> bool:
+    """Whether it is the name of a file of the same folder."""
+    plain = isinstance(name, str) and name not in ("", ".", "..")
+    return plain and Path(name).name == name and "\0" not in name
+
+
+def _header(content: bytes, file: Path) -> Any:
     try:
-        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return {str(name): index.parent / Path(file).name for name, file in files.items()}
-    except OSError as error:
-        raise unreadable(index, error) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError("the index can't be read", str(index), "download it again") from error
-
-
-def unreadable(file: Path, error: OSError) -> InputError:
-    """Say why a file can't be opened."""
-    if isinstance(error, FileNotFoundError):
-        return InputError(f"{file.name} is missing", str(file.parent), "download it")
-    if isinstance(error, PermissionError):
-        return InputError("you may not read it", str(file), "ask its owner, or chmod it")
-    return InputError(f"it can't be read: {error.strerror or error}", str(file))
+        return parse_json(content, file)
+    except InputError as error:
+        raise ValueError(error.problems[0].problem) from error
 
 
 def _read_header(file: Path) -> Iterator[tuple[str, Entry]]:
     """Read names, shapes and types, and hold the offsets against the file's size."""
     try:
-        with file.open("rb") as stream:
+        with open_file(file) as stream:
             (length,) = struct.unpack("<Q", stream.read(8))
             size = file.stat().st_size - 8 - length
             if length > LARGEST_HEADER or size < 0:
                 raise ValueError("the header is longer than the file")
-            header = json.loads(stream.read(length))
+            header = _header(stream.read(length), file)
         header.pop("__metadata__", None)
         end = 0
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             first, last = entry["data_offsets"]
+            if not all(type(n) is int and n >= 0 for n in (first, last, *entry["shape"])):
+                raise ValueError(f"shape and place of {name} are no whole numbers")
             if first != end or last < first:
                 raise ValueError(f"the bytes of {name} do not follow those before")
             end = last
-            shape, dtype = tuple(entry["shape"]), str(entry["dtype"])
+            shape, dtype = tuple(entry["shape"]), entry["dtype"]
+            if not isinstance(dtype, str):
+                raise ValueError(f"the type of {name} is {dtype!r}")
             if dtype in WIDTHS and last - first != math.prod(shape) * WIDTHS[dtype]:
                 raise ValueError(f"the bytes of {name} are not as many as its shape says")
             yield name, Entry(file, shape, dtype, 8 + length + first, last - first)

@@ -146,7 +146,7 @@ def settings(config: Mapping[str, Any], where: str) -> Settings:
     if given is None:
         return Settings()
     method = given.get("quant_method") if isinstance(given, dict) else given
-    if method not in METHODS:
+    if not isinstance(given, dict) or method not in METHODS:
         raise InputError(
             f"the weights are quantised by {method!r}",
             f"{where}: quantization_config",

@@ -18,7 +18,9 @@ from torch import Tensor
 from torch.serialization import get_unsafe_globals_in_checkpoint, safe_globals
 
 from msllm.engine.weights.folder_kind import RANK_FOLDER
+from msllm.engine.weights.pickled import refusal
 from msllm.errors import InputError, Problem
+from msllm.models.plain_file import open_file
 
 FILE = "model_optim_rng.pt"
 EMBEDDING = "embedding.word_embeddings.weight"
@@ -131,6 +133,8 @@ def _load(file: Path) -> list[dict[str, Tensor]]:
         hint = "copy the checkpoint again"
         name, where = f"{file.parent.name}/{file.name}", str(file.parent.parent)
         raise InputError(f"{name} is missing", where, hint)
+    with open_file(file):
+        pass  # it can be read
     try:
         unknown = get_unsafe_globals_in_checkpoint(file)
         with safe_globals([(_Inert, name) for name in unknown]):
@@ -140,8 +144,7 @@ def _load(file: Path) -> list[dict[str, Tensor]]:
         if not any(models):
             raise ValueError("it has no weights under `model` or `model0`")
     except Exception as error:  # a pickle, damaged in whatever way
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise InputError(f"can't be read: {lines[0]}", str(file)) from error
+        raise refusal(file, error) from error
     return models
 
 
@@ -153,8 +156,12 @@ def _chunks(state: dict[str, Any]) -> list[str]:
 
 
 def _weights(model: dict[str, Any]) -> dict[str, Tensor]:
-    return {
+    found = {
         name: value
         for name, value in model.items()
         if isinstance(value, Tensor) and not name.endswith("_extra_state")
     }
+    for name, value in found.items():
+        if value.layout is not torch.strided or value.is_quantized:
+            raise ValueError(f"{name} is no plain tensor")
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from msllm.engine.layout import Layout
 from msllm.engine.weights.rank_files import EMBEDDING, Rank, RankFiles
 from msllm.engine.weights.rank_parts import HEAD, Held, RankParts
 from msllm.engine.weights.slice import Slice
-from msllm.engine.weights.stored import FUSED_NORMS
+from msllm.engine.weights.stored import FUSED_NORMS, READABLE
 from msllm.engine.weights.torch_dist import StoredTensor
 from msllm.errors import InputError, Problem
 from msllm.models.architecture import Architecture
@@ -32,6 +33,7 @@ class RankWeights:
 
     Attributes:
         tensors: Shape, without rows that pad the vocabulary, and type of each.
+        warnings: Which parameters are not the same in all files that have them, in sentences.
 
     Raises:
         InputError: Files are missing, or they are not those of the model.
@@ -50,17 +52,25 @@ class RankWeights:
             raise InputError(problems)
         self.layout = parts.layout
         self.tensors = {
-            name: StoredTensor(weight.shape, self._parts[name][0][1].dtype)
+            name: StoredTensor(weight.shape, _widest(self._parts[name]))
             for name, weight in weights.items()
         }
         self.files: list[Path] = list(files.paths.values())
+        self._sizes = {path: path.stat().st_size for path in self.files}
 
     def dtype(self, name: str) -> torch.dtype:
         """A parameter's type."""
         return self.tensors[name].dtype
 
     def rows(self, run: Run) -> Tensor:
-        """Rows of a parameter, those of a map from `as_they_are`."""
+        """Rows of a parameter, those of a map from `as_they_are`.
+
+        Raises:
+            InputError: A file has become shorter; mapped as it is, reading it would kill us.
+        """
+        for path, size in self._sizes.items():
+            if not path.is_file() or path.stat().st_size < size:
+                raise InputError("it is shorter than it was at the start", str(path))
         width = self._weights[run.tensor].width
         first = (run.first,) if width is None else (run.first, 0)
         sizes = (run.count,) if width is None else (run.count, width)
@@ -76,8 +86,9 @@ class RankWeights:
 
     def _collect(self, files: RankFiles, parts: RankParts) -> list[Problem]:
         """Find each part in one of the files that have it; list what is wrong."""
-        seen: dict[_Wanted, bool] = {}
+        seen: dict[_Wanted, Tensor | None] = {}
         absent: dict[_Wanted, Rank] = {}
+        differing: dict[str, str] = {}
         problems = []
         for rank in parts.ranks:
             model = _Model(files, rank) if rank in files.models else None
@@ -89,13 +100,35 @@ class RankWeights:
                 found = model.take(held, parts)
                 if isinstance(found, Problem):
                     problems.append(found)
-                elif key not in seen:
+                    seen.setdefault(key, None)
+                    continue
+                first = seen.get(key)
+                if first is None:
                     self._parts[held.slice.name].append((held.slice, found))
-                seen[key] = True
+                    seen[key] = found
+                elif not _same(first, found):
+                    differing.setdefault(held.slice.name, model.label)
             if model is not None:
                 problems += model.left(parts.architecture.tie_word_embeddings)
+        self.warnings = tuple(
+            f"{name} in {label} is not as in the files before, whose values are taken"
+            for name, label in differing.items()
+        )
         lost = dict.fromkeys(rank for key, rank in absent.items() if key not in seen)
         return [*(files.missing(rank) for rank in lost), *problems]
+
+
+def _widest(parts: list[tuple[Slice, Tensor]]) -> torch.dtype:
+    types = [values.dtype for _, values in parts]
+    return reduce(torch.promote_types, types)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    """Whether two files have the same numbers, bit by bit: what is no number equals itself."""
+    if one.dtype != other.dtype:
+        return False
+    a, b = one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)
+    return torch.equal(a, b)
 
 
 def as_they_are(weights: WeightMap) -> WeightMap:
@@ -119,8 +152,8 @@ def _layout(files: RankFiles, architecture: Architecture) -> tuple[Layout, int]:
         )
     tables = [models[0].get(EMBEDDING) for rank, models in files.models.items() if rank.pp == 0]
     table = next((t for t in tables if t is not None), None)
-    if table is None:
-        raise InputError(f"no file has {EMBEDDING}", str(files.folder))
+    if table is None or table.dim() != 2:
+        raise InputError(f"no file has a matrix {EMBEDDING}", str(files.folder))
     layout = Layout(
         tp=files.tp,
         pp=files.pp,
@@ -150,6 +183,8 @@ def _expert_tensor_ranks(files: RankFiles, architecture: Architecture) -> int:
     whole = architecture.moe.intermediate_size * (2 if architecture.gated_mlp else 1)
     models = [model for models in files.models.values() for model in models]
     for name, tensor in ((n, t) for model in models for n, t in model.items()):
+        if tensor.dim() != 2:
+            continue
         if re.search(r"\.experts\..*linear_fc1\.weight\d*$", name):
             return 1 if len(tensor) == whole else files.tp
         if name.endswith(".experts.weight1"):
@@ -167,8 +202,13 @@ class _Model:
     _used: set[tuple[int, str]] = field(default_factory=set)
 
     @property
+    def label(self) -> str:
+        """Name of its folder."""
+        return self.files.label(self.rank)
+
+    @property
     def _where(self) -> str:
-        return str(self.files.folder / self.files.label(self.rank))
+        return str(self.files.folder / self.label)
 
     def take(self, held: Held, parts: RankParts) -> Tensor | Problem:
         """A parameter, as a linear holds it; or what is wrong with it."""
@@ -182,6 +222,9 @@ class _Model:
                     ours = list(held.slice.shape)
                     problem = f"{name} is {theirs}, which does not fit {ours} of the model"
                     return Problem(problem, self._where)
+                if str(values.dtype) not in READABLE:
+                    problem = f"{name} is stored as {values.dtype}"
+                    return Problem(problem, self._where, "floats only are weights")
                 return values
         return Problem(f"the model has {held.name}, and the file does not", self._where)
 

@@ -59,7 +59,7 @@ class RankWriter:
                 with torch.serialization.skip_data():
                     torch.save(self._state(rank), path)
             except RuntimeError as error:  # torch does not say what the system said
-                raise OSError(errno.ENOSPC, str(error).splitlines()[0]) from error
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
             with path.open("r+b") as file:
                 size = path.stat().st_size
                 os.posix_fallocate(file.fileno(), 0, size)

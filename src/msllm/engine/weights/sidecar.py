@@ -17,6 +17,7 @@ from msllm.engine.weights.source import open_weights
 from msllm.errors import InputError
 from msllm.models.architecture import Architecture
 from msllm.models.hf_config import architecture_from_config, read_config
+from msllm.models.plain_file import open_file, read_json
 from msllm.models.resolve import Model, resolve_model
 
 if TYPE_CHECKING:
@@ -71,10 +72,15 @@ def read(folder: Path, patterns: tuple[str, ...] = ("*",)) -> Files:
     if not folder.is_dir():
         return {}
     return {
-        path.name: path.read_bytes()
+        path.name: _content(path)
         for path in files(folder)
         if any(path.match(pattern) for pattern in patterns)
     }
+
+
+def _content(path: Path) -> bytes:
+    with open_file(path) as file:
+        return file.read()
 
 
 def write(beside: Files, folder: Path) -> None:
@@ -98,10 +104,11 @@ def kept(checkpoint: Path) -> Path | None:
 
 def had_fused_experts(folder: Path, architecture: Architecture) -> bool:
     """Whether the weights were published so: as a checkpoint's files note it, or weights show."""
-    try:
-        return bool(json.loads((folder / FORM).read_text(encoding="utf-8"))["fused_experts"])
-    except FileNotFoundError:
-        pass
+    if (folder / FORM).exists():
+        form = read_json(folder / FORM)
+        if isinstance(form, dict) and isinstance(form.get("fused_experts"), bool):
+            return form["fused_experts"]
+        raise InputError("it can't be understood", str(folder / FORM), "convert the weights again")
     try:
         return matching.has_fused_experts(open_weights(folder), architecture)
     except InputError:

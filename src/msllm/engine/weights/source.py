@@ -17,6 +17,7 @@ from msllm.engine.weights.published import PublishedWeights
 from msllm.engine.weights.quantised import Files, Form
 from msllm.errors import InputError, Problem
 from msllm.models.hf_config import read_config
+from msllm.models.plain_file import unreadable
 from msllm.models.weight_map import Run
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Source:
     def __init__(self, files: Files, settings: quantised.Settings):
         self._files = files
         self.files = sorted({entry.file for entry in files.entries.values()})
-        problems: list[Problem] = []
+        problems = _unknown_types(files)
         self.tensors: dict[str, Form] = quantised.forms(files, settings, problems)
         if problems:
             raise InputError(shortened(problems, str(files.folder)))
@@ -68,6 +69,15 @@ class Source:
         return self.tensors[run.tensor].rows(self._files, run, columns)
 
 
+def _unknown_types(files: Files) -> list[Problem]:
+    """List tensors of types that torch does not have."""
+    return [
+        Problem(f"{name} is stored as {entry.dtype}, which is not read", str(files.folder))
+        for name, entry in files.entries.items()
+        if entry.dtype not in published.TORCH_NAMES
+    ]
+
+
 def open_weights(folder: Path) -> Source:
     """Find a folder's weights; only headers are read.
 
@@ -80,7 +90,7 @@ def open_weights(folder: Path) -> Source:
     try:
         return _open(folder)
     except PermissionError as error:  # the folder itself
-        raise published.unreadable(folder, error) from error
+        raise unreadable(folder, error) from error
 
 
 def _open(folder: Path) -> Source:

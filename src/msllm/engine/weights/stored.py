@@ -26,6 +26,8 @@ FUSED_NORMS = {
 """A layer's modules that go by other names where they are fused into what follows."""
 
 
+READABLE = ("torch.float32", "torch.bfloat16", "torch.float16")
+"""Types of weights; torch is not imported for a check."""
 BY_VOCABULARY = ("embedding.word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 """Tensors with a row a token; a layout may pad them with further rows."""
 
@@ -95,6 +97,8 @@ def differences(
         elif not _fits(key, tensor.shape, shape):
             theirs, ours = list(tensor.shape), list(shape)
             yield Problem(f"{key} is {theirs} in the checkpoint and {ours} in the model", where)
+        elif str(tensor.dtype) not in READABLE:
+            yield Problem(f"{key} is stored as {tensor.dtype}", where, "floats only are weights")
     for key in stored.tensors.keys() - wanted.keys():
         yield Problem(f"the checkpoint has {key}, and the model does not", where)
     yield from stored.faults()

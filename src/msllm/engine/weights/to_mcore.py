@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -87,7 +88,7 @@ def hf_to_mcore(
         progress=progress,
     )
     warnings = tuple(matching.warnings(source_weights, architecture))
-    return replace(done, warnings=warnings, notes=notes)
+    return replace(done, warnings=warnings, notes=(*done.notes, *notes))
 
 
 def write(
@@ -115,8 +116,13 @@ def write(
             step=0, architecture=asdict(work.architecture), extra={"weights_only": True}
         )
         partial.publish(lambda folder: checkpoint_folder.seal(folder, manifest))
-    size = sum(part.size for part in parts)
-    return Conversion(len(work.tensors), size, partial.seconds, tuple(not_finite))
+    return Conversion(
+        tensors=len(work.tensors),
+        bytes=sum(part.size for part in parts),
+        seconds=partial.seconds,
+        not_finite=tuple(not_finite),
+        notes=work.notes(),
+    )
 
 
 class Rows(Protocol):
@@ -152,23 +158,23 @@ class Work:
         self._source, self._weights = source, weights
         self.architecture = architecture
         self._places = places(weights, architecture)
-        self._dtype = dtype
+        self._types: dict[str, set[torch.dtype]] = {}
         self.tensors: dict[str, StoredTensor] = {}
         for name, weight in weights.items():
             place = self._places[name]
-            found = self._type(weight)
-            if place.key in self.tensors:  # of another layer or expert
-                found = torch.promote_types(found, self.tensors[place.key].dtype)
+            types = self._types.setdefault(place.key, set())  # of layers and experts before, too
+            types |= {dtype or source.dtype(run.tensor) for run in weight.runs}
+            found = reduce(torch.promote_types, types)
             self.tensors[place.key] = StoredTensor(place.sizes + weight.shape, found)
 
-    def _type(self, weight: Weight) -> torch.dtype:
-        if self._dtype is not None:
-            return self._dtype
-        types = [self._source.dtype(run.tensor) for run in weight.runs]
-        found = types[0]
-        for other in types[1:]:
-            found = torch.promote_types(found, other)
-        return found
+    def notes(self) -> tuple[str, ...]:
+        """Say which tensors are put together of numbers of several types."""
+        return tuple(
+            f"{key} is stored as {_name(self.tensors[key].dtype)}, "
+            f"its parts are {' and '.join(sorted(map(_name, types)))}"
+            for key, types in self._types.items()
+            if len(types) > 1
+        )
 
     def identity(self) -> dict[str, Any]:
         """Tell this work from any other, also from that on files changed meanwhile."""
@@ -231,6 +237,10 @@ class Work:
             for run in self._weights[block.name].cut(block.first, count)
         ]
         return rows[0].contiguous() if len(rows) == 1 else torch.cat(rows)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _piece(place: Place, weight: Weight, first: int, count: int) -> Piece:

@@ -14,7 +14,7 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 import torch
 from torch import Tensor
@@ -31,7 +31,9 @@ from torch.distributed.checkpoint.utils import _create_file_view
 from torch.serialization import set_crc32_options
 
 from msllm.engine.weights.index_file import read_index
+from msllm.engine.weights.tiling import Box, tiles
 from msllm.errors import InputError, Problem
+from msllm.models.plain_file import open_file
 
 KIND = {
     "sharded_backend": "torch_dist",
@@ -169,21 +171,21 @@ class StoredWeights:
         self.folder = folder
         try:
             self._index = read_index(folder / METADATA)
-        except (OSError, ValueError) as error:
-            what = "missing" if isinstance(error, FileNotFoundError) else f"damaged: {error}"
-            raise InputError(f"the checkpoint's index is {what}", str(folder / METADATA)) from (
-                error
-            )
+        except ValueError as error:
+            what, where = f"the checkpoint's index is damaged: {error}", str(folder / METADATA)
+            raise InputError(what, where, "copy the checkpoint again") from error
         self.tensors: dict[str, StoredTensor] = {}
         self.optimizer: dict[str, StoredTensor] = {}
+        self._chunks: dict[tuple[str, tuple[int, ...]], tuple[int, ...]] = {}
         for key, entry in self._index.state_dict_metadata.items():
             if isinstance(entry, TensorStorageMetadata):
                 group = self.optimizer if key.startswith(OPTIMIZER) else self.tensors
                 group[key] = StoredTensor(tuple(entry.size), entry.properties.dtype)
+                for chunk in entry.chunks:
+                    self._chunks[key, tuple(chunk.offsets)] = tuple(chunk.sizes)
 
     def pieces(self) -> Iterator[Written]:
         """List the pieces in the order in which files hold them."""
-        assert self._index.storage_data is not None
         found = []
         for index, info in self._index.storage_data.items():
             if index.fqn in self.tensors:
@@ -194,7 +196,7 @@ class StoredWeights:
     def entries(self) -> dict[str, list[Entry]]:
         """All that is stored, tensors and other objects, by file and in each file's order."""
         found: dict[str, list[Entry]] = {}
-        for index, info in (self._index.storage_data or {}).items():
+        for index, info in self._index.storage_data.items():
             entry = Entry(index, info.offset, info.length)
             found.setdefault(info.relative_path, []).append(entry)
         for entries in found.values():
@@ -220,10 +222,10 @@ class StoredWeights:
 
     def faults(self) -> Iterator[Problem]:
         """What is missing: files, ends of files, parts of tensors."""
-        held = dict.fromkeys(self.tensors, 0)
+        held: dict[str, list[Box]] = {key: [] for key in self.tensors}
         ends: dict[str, int] = {}
         for written in self.pieces():
-            held[written.piece.key] += math.prod(written.piece.sizes)
+            held[written.piece.key].append((written.piece.offsets, written.piece.sizes))
             end = written.offset + written.length
             ends[written.file] = max(end, ends.get(written.file, 0))
         for name, end in ends.items():
@@ -232,17 +234,26 @@ class StoredWeights:
                 yield Problem(f"{name} is missing", str(self.folder), "copy the checkpoint again")
             elif path.stat().st_size < end:
                 yield Problem("cut short", str(path), "copy the checkpoint again")
-        for key, count in held.items():
-            if count != math.prod(self.tensors[key].shape):
+        for key, boxes in held.items():
+            shape = self.tensors[key].shape
+            count = sum(math.prod(sizes) for _, sizes in boxes)
+            if count < math.prod(shape):
                 yield Problem(f"parts of {key} are missing", str(self.folder))
+            elif not tiles(shape, boxes):
+                yield Problem(f"parts of {key} overlap, or lie outside of it", str(self.folder))
 
     def _sizes(self, index: MetadataIndex) -> tuple[int, ...]:
-        tensor = self._index.state_dict_metadata[index.fqn]
-        assert isinstance(tensor, TensorStorageMetadata)
-        chunks = tensor.chunks
-        if index.index is not None and chunks[index.index].offsets == index.offset:
-            return tuple(chunks[index.index].sizes)
-        return next(tuple(c.sizes) for c in chunks if c.offsets == index.offset)
+        return self._chunks[index.fqn, tuple(index.offset or ())]
+
+    def _check(self, values: Any, piece: Piece) -> None:
+        """Hold what was read against the index."""
+        if not isinstance(values, Tensor) or values.layout is not torch.strided:
+            raise ValueError(f"{piece.key} is no plain tensor")
+        if tuple(values.shape) != piece.sizes:
+            raise ValueError(f"{piece.key} is of another shape")
+        wanted = (self.tensors.get(piece.key) or self.optimizer[piece.key]).dtype
+        if values.dtype != wanted:
+            raise ValueError(f"{piece.key} is {values.dtype}, and the index says {wanted}")
 
     def read_entry(self, file: str, entry: Entry) -> Tensor:
         """Read an entry that is a piece of a tensor.
@@ -262,12 +273,14 @@ class StoredWeights:
         """
         path = self.folder / held.file
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 view = cast(BinaryIO, _create_file_view(file, held.offset, held.length))
                 values = torch.load(view, map_location="cpu", weights_only=True)
-            if tuple(values.shape) != held.piece.sizes:
-                raise ValueError(f"{held.piece.key} is of another shape")
+            self._check(values, held.piece)
+        except InputError:
+            raise
         except Exception as error:
+            lines = str(error).splitlines() or [type(error).__name__]
             hint = "copy or save the checkpoint again"
-            raise InputError(f"damaged: {str(error).splitlines()[0]}", str(path), hint) from error
+            raise InputError(f"damaged: {lines[0]}", str(path), hint) from error
         return values

@@ -6,8 +6,8 @@ have a `z_loss_weight`.
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import optional_size
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.values import optional_size
 from msllm.models.weight_map import TensorNames
 
 

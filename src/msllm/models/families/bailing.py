@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import experts, flag, groups, optional_size
+from msllm.models.families.decoder import experts, groups
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.values import flag, optional_size
 
 
 def _fields(config: Config) -> Fields:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import optional_size, size
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.values import optional_size, size
 
 
 def _fields(config: Config) -> Fields:

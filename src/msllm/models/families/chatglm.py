@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from msllm.models.architecture import Rope
-from msllm.models.families.decoder import flag, number, size
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import BIASES
+from msllm.models.families.values import flag, number, size
 from msllm.models.weight_map import Gated, TensorNames
 
 _NAMES = TensorNames(

@@ -6,12 +6,22 @@ of it. Families decide which parts they have.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from msllm.errors import InputError
 from msllm.models.architecture import MLA, MoE, Rope
 from msllm.models.families.family import Config, Fields
+from msllm.models.families.values import (
+    flag,
+    is_number,
+    names,
+    number,
+    numbers,
+    optional_size,
+    record,
+    size,
+    whole,
+)
 
 ALIASES = {
     "layer_norm_epsilon": "rms_norm_eps",
@@ -41,6 +51,10 @@ ACTIVATIONS = {
 ROPE_KINDS = ("linear", "dynamic", "llama3", "yarn", "longrope")
 _ROPE_NAMES = {"su": "longrope"}
 _WITH_ORIGINAL_LENGTH = ("llama3", "yarn", "longrope")
+_NUMBERS = (
+    *("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    "original_max_position_embeddings",
+)
 _FACTORS = ("short_factor", "long_factor")
 _ROPE_NEEDS = {
     "linear": ("factor",),
@@ -63,44 +77,6 @@ ROUTED_BY_SIGMOID = frozenset(
 """Features of DeepSeek-V3's router and of those like it."""
 
 
-def size(config: Config, key: str) -> int:
-    """A size that must be there: a positive whole number.
-
-    Raises:
-        InputError: It is missing or something else.
-    """
-    value = config.get(key)
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    problem = f"{key} is missing" if value is None else f"{key} is {value!r}"
-    raise InputError(problem, "config.json", f"{key} must be a positive whole number")
-
-
-def optional_size(config: Config, key: str) -> int | None:
-    """A size that may be absent or null."""
-    return None if config.get(key) is None else size(config, key)
-
-
-def number(config: Config, key: str, default: float) -> float:
-    """A number; `default` where it is absent or null.
-
-    Raises:
-        InputError: It is something else.
-    """
-    value = config.get(key)
-    if value is None:
-        return default
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InputError(f"{key} is {value!r}", "config.json", f"{key} must be a number")
-    return float(value)
-
-
-def flag(config: Config, key: str, default: bool = False) -> bool:
-    """A switch; `default` where it is absent or null."""
-    value = config.get(key)
-    return default if value is None else bool(value)
-
-
 def decoder(config: Config) -> Fields:
     """The common decoder: Llama's structure in Llama's words."""
     heads = size(config, "num_attention_heads")
@@ -114,14 +90,14 @@ def decoder(config: Config) -> Fields:
         "intermediate_size": size(config, "intermediate_size"),
         "vocab_size": size(config, "vocab_size"),
         "max_position_embeddings": optional_size(config, "max_position_embeddings"),
-        "norm_eps": number(config, "rms_norm_eps", 1e-6),
+        "norm_eps": number(config, "rms_norm_eps", 1e-6, least=0),
         "activation": activation(config),
         "qkv_bias": bias,
         "attention_out_bias": bias,
         "mlp_bias": flag(config, "mlp_bias"),
         "tie_word_embeddings": flag(config, "tie_word_embeddings"),
         "initializer_range": number(config, "initializer_range", 0.02),
-        "num_nextn_predict_layers": int(number(config, "num_nextn_predict_layers", 0)),
+        "num_nextn_predict_layers": whole(config, "num_nextn_predict_layers", 0),
         **rotary(config),
         **window(config),
     }
@@ -155,7 +131,7 @@ def activation(config: Config) -> str:
         InputError: One that is not known.
     """
     name = config.get("hidden_act") or "silu"
-    if name not in ACTIVATIONS:
+    if not isinstance(name, str) or name not in ACTIVATIONS:
         raise InputError(
             f"unknown activation {name!r}",
             "config.json: hidden_act",
@@ -171,11 +147,11 @@ def window(config: Config) -> Fields:
     """
     if not flag(config, "use_sliding_window", True):
         return {}
-    width = config.get("sliding_window") or None
+    width = whole(config, "sliding_window", 0)
     longest = optional_size(config, "max_position_embeddings")
-    if width is None or (longest is not None and width >= longest):
+    if not width or (longest is not None and width >= longest):
         return {}
-    types = config.get("layer_types")
+    types = names(config, "layer_types")
     layers = None
     if types is not None:
         types = types[: size(config, "num_hidden_layers")]
@@ -183,7 +159,7 @@ def window(config: Config) -> Fields:
         if not layers:
             return {}
         layers = None if len(layers) == len(types) else layers
-    return {"sliding_window": int(width), "sliding_layers": layers}
+    return {"sliding_window": width, "sliding_layers": layers}
 
 
 def rotary(config: Config) -> Fields:
@@ -196,10 +172,10 @@ def rotary(config: Config) -> Fields:
     Raises:
         InputError: A scaling of unknown kind, or of none.
     """
-    parameters = config.get("rope_parameters") or {}
+    parameters = record(config, "rope_parameters")
     for main in ("full_attention", "main"):
-        parameters = parameters.get(main, parameters)
-    scaling = dict(config.get("rope_scaling") or parameters)
+        parameters = record(parameters, main) or parameters
+    scaling = dict(record(config, "rope_scaling") or parameters)
     scaling = {k: v for k, v in scaling.items() if v is not None}
     kinds = [scaling.pop(key, None) for key in ("rope_type", "type")]
     kind = _rope_kind(kinds[0] or kinds[1], scaling)
@@ -207,9 +183,13 @@ def rotary(config: Config) -> Fields:
     found = {
         k: next((v for v in (own[k], parameters.get(k), config.get(k)) if v), None) for k in own
     }
+    share = number(found, "partial_rotary_factor", _rotary_share(config), above=0)
+    if share > 1:
+        hint = "it is the part of each head that is rotated"
+        raise InputError(f"partial_rotary_factor is {share}", "config.json", hint)
     rope = Rope(
-        theta=float(found["rope_theta"] or 10000.0),
-        partial_factor=float(found["partial_rotary_factor"] or _rotary_share(config)),
+        theta=number(found, "rope_theta", 10000.0, above=0),
+        partial_factor=share,
         interleaved=flag(config, "rope_interleave"),
         scaling=_rope_scaling(kind, scaling, config),
     )
@@ -222,7 +202,7 @@ def _rotary_share(config: Config) -> float:
 
 
 def _rope_kind(kind: Any, scaling: dict[str, Any]) -> str | None:
-    kind = _ROPE_NAMES.get(kind, kind)
+    kind = _ROPE_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     if kind == "default" or (kind is None and "factor" not in scaling):
         return None
     if kind not in ROPE_KINDS:
@@ -240,7 +220,7 @@ def _rope_scaling(
     if kind is None:
         return None
     _check_rope(kind, scaling)
-    original = config.get("original_max_position_embeddings")
+    original = optional_size(config, "original_max_position_embeddings")
     if original and kind in _WITH_ORIGINAL_LENGTH:
         scaling.setdefault("original_max_position_embeddings", original)
     return {"type": kind, **scaling}
@@ -253,9 +233,15 @@ def _check_rope(kind: str, scaling: dict[str, Any]) -> None:
             raise InputError(f"rope scaling {kind!r} lacks {key}", where, "take the model's own")
     for key in ("factor", "low_freq_factor", "high_freq_factor"):
         value = scaling.get(key, 1.0)
-        number_like = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number_like or not 0 < value < math.inf:
+        if not is_number(value) or value <= 0:
             raise InputError(f"rope scaling's {key} is {value!r}", where, "a number above 0")
+    for key in _NUMBERS:
+        if not is_number(scaling.get(key, 1)):
+            raise InputError(f"rope scaling's {key} is {scaling[key]!r}", where, "a number")
+    for key in _FACTORS:
+        factors = scaling.get(key, [])
+        if not isinstance(factors, list) or not all(map(is_number, factors)):
+            raise InputError(f"rope scaling's {key} is no list of numbers", where)
 
 
 def _rope_extra(rope: Rope) -> tuple[str, ...]:
@@ -270,7 +256,7 @@ def experts(config: Config, **given: Any) -> MoE:
     width = given.pop("intermediate_size", None) or size(config, "moe_intermediate_size")
     shared = optional_size(config, "shared_expert_intermediate_size")
     if shared is None:
-        shared = int(number(config, "n_shared_experts", 0)) * width
+        shared = whole(config, "n_shared_experts", 0) * width
     leading, further = dense_layers(config)
     score = config.get("score_function") or "softmax"
     values: Fields = {
@@ -293,21 +279,21 @@ def experts(config: Config, **given: Any) -> MoE:
 
 def groups(config: Config) -> Fields:
     """Group-limited routing; one group is no limit."""
-    count = int(number(config, "n_group", 1))
-    chosen = int(number(config, "topk_group", 1))
+    count = whole(config, "n_group", 1)
+    chosen = whole(config, "topk_group", 1)
     return {} if count <= 1 else {"num_groups": count, "topk_groups": chosen}
 
 
 def dense_layers(config: Config) -> tuple[int, tuple[int, ...]]:
     """Layers of a mixture-of-experts model with a dense MLP: how many lead, and which further."""
     count = size(config, "num_hidden_layers")
-    kinds = config.get("mlp_layer_types")
+    kinds = names(config, "mlp_layer_types")
     if kinds is not None:
         dense = [i for i, kind in enumerate(kinds[:count]) if kind == "dense"]
     else:
-        first = int(number(config, "first_k_dense_replace", 0))
-        step = int(number(config, "decoder_sparse_step", 1))
-        only = set(config.get("mlp_only_layers") or ())
+        first = whole(config, "first_k_dense_replace", 0)
+        step = whole(config, "decoder_sparse_step", 1, least=1)
+        only = set(numbers(config, "mlp_only_layers"))
         dense = [i for i in range(count) if i < first or i in only or (i + 1) % step]
     leading = next((i for i, layer in enumerate(dense) if layer != i), len(dense))
     return leading, tuple(dense[leading:])

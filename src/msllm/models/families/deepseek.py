@@ -8,15 +8,14 @@ from msllm.models.architecture import SparseAttention
 from msllm.models.families.decoder import (
     ROUTED_BY_SIGMOID,
     experts,
-    flag,
     groups,
     head_dim,
     latents,
     rotary,
-    size,
 )
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import SCALED_ROPE
+from msllm.models.families.values import flag, size
 from msllm.models.weight_map import TensorNames
 
 

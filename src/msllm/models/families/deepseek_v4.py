@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from msllm.models.architecture import CompressedAttention, Rope, SparseAttention
-from msllm.models.families.decoder import experts, number, rotary, size
+from msllm.models.families.decoder import experts, rotary
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.values import names, number, size, whole
 
 _KINDS = {
     "sliding_attention": "sliding",
@@ -27,8 +28,8 @@ def _kinds(config: Config) -> tuple[str, ...]:
 
 
 def _hash_layers(config: Config) -> int:
-    kinds = config.get("mlp_layer_types")
-    return int(number(config, "num_hash_layers", 3)) if kinds is None else kinds.count("hash_moe")
+    kinds = names(config, "mlp_layer_types")
+    return whole(config, "num_hash_layers", 3) if kinds is None else kinds.count("hash_moe")
 
 
 def _attention(config: Config) -> Fields:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import activation, flag, number, size, window
+from msllm.models.families.decoder import activation, window
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.values import flag, number, size
 from msllm.models.weight_map import TensorNames
 
 _GEMMA = frozenset({"norm: 1 + w", "activation: gelu_tanh", "embedding scale"})
@@ -40,7 +41,7 @@ def _gemma2(config: Config) -> Fields:
         **_gemma(config),
         **found,
         "sandwich_norm": True,
-        "attention_scale": number(config, "query_pre_attn_scalar", 256) ** -0.5,
+        "attention_scale": number(config, "query_pre_attn_scalar", 256, above=0) ** -0.5,
         "attention_softcap": number(config, "attn_logit_softcapping", 0) or None,
         "logit_softcap": number(config, "final_logit_softcapping", 0) or None,
     }

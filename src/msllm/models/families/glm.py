@@ -8,18 +8,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from msllm.models.architecture import SparseAttention
-from msllm.models.families.decoder import (
-    ROUTED_BY_SIGMOID,
-    experts,
-    flag,
-    groups,
-    latents,
-    number,
-    rotary,
-    size,
-)
+from msllm.models.families.decoder import ROUTED_BY_SIGMOID, experts, groups, latents, rotary
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import SCALED_ROPE
+from msllm.models.families.values import flag, names, size, whole
 from msllm.models.weight_map import Gated, TensorNames
 
 _FUSED = TensorNames(
@@ -51,9 +43,9 @@ def _glm4_moe(config: Config) -> Fields:
 def _indexer_layers(config: Config) -> tuple[int, ...] | None:
     """Layers with an indexer of their own; the others use the choice of the last of those."""
     count = size(config, "num_hidden_layers")
-    kinds = config.get("indexer_types")
-    frequency = max(int(number(config, "index_topk_freq", 1)), 1)
-    offset = int(number(config, "index_skip_topk_offset", 2))
+    kinds = names(config, "indexer_types")
+    frequency = max(whole(config, "index_topk_freq", 1), 1)
+    offset = whole(config, "index_skip_topk_offset", 2)
     if kinds is not None:
         own = [i for i, kind in enumerate(kinds[:count]) if kind == "full"]
     else:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import experts, size
+from msllm.models.families.decoder import experts
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.values import size
 
 
 def _fields(config: Config) -> Fields:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import experts, flag, number, size
+from msllm.models.families.decoder import experts
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.values import flag, size, whole
 
 
 def _fields(config: Config) -> Fields:
     width = size(config, "intermediate_size")
-    shared = int(number(config, "n_shared_experts", 0)) * width
-    sharing = int(number(config, "cla_share_factor", 1)) if flag(config, "use_cla") else 1
+    shared = whole(config, "n_shared_experts", 0) * width
+    sharing = whole(config, "cla_share_factor", 1) if flag(config, "use_cla") else 1
     return {
         "qk_norm": "head" if flag(config, "use_qk_norm") else None,
         "kv_sharing": sharing,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from msllm.models.architecture import Rope
-from msllm.models.families.decoder import flag, number
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import BIASES, SCALED_ROPE
+from msllm.models.families.values import flag, number
 from msllm.models.weight_map import Gated, TensorNames
 
 _GROUPED = TensorNames(

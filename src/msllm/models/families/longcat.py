@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import experts, flag, latents, number
+from msllm.models.families.decoder import experts, latents
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.values import flag, whole
 
 
 def _fields(config: Config) -> Fields:
@@ -16,7 +17,7 @@ def _fields(config: Config) -> Fields:
             norm_topk_prob=False,
             expert_bias=True,
             router_bias=flag(config, "router_bias"),
-            zero_experts=int(number(config, "zero_expert_num", 0)),
+            zero_experts=whole(config, "zero_expert_num", 0),
         ),
     }
 

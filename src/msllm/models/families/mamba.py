@@ -6,8 +6,9 @@ from typing import Any
 
 from msllm.errors import InputError
 from msllm.models.architecture import Mamba
-from msllm.models.families.decoder import ACTIVATIONS, decoder, flag, number, optional_size, size
+from msllm.models.families.decoder import ACTIVATIONS, decoder
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.values import flag, number, optional_size, size
 
 _KINDS = {
     "M": "mamba",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import experts, latents, number, size
+from msllm.models.families.decoder import experts, latents
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import SCALED_ROPE
+from msllm.models.families.values import number, size
 from msllm.models.weight_map import TensorNames
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from msllm.models.families.decoder import ROUTED_BY_SIGMOID, experts, flag, size
+from msllm.models.families.decoder import ROUTED_BY_SIGMOID, experts
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import SCALED_ROPE
 from msllm.models.families.mistral import MIXTRAL
+from msllm.models.families.values import flag, size
 
 
 def _fields(config: Config) -> Fields:

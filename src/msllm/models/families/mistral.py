@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import experts, size
+from msllm.models.families.decoder import experts
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import SCALED_ROPE
+from msllm.models.families.values import size
 from msllm.models.weight_map import Gated, TensorNames
 
 MIXTRAL = TensorNames(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import experts, flag, number, size
+from msllm.models.families.decoder import experts
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.mistral import MIXTRAL
+from msllm.models.families.values import flag, number, size
 from msllm.models.weight_map import Gated, TensorNames
 
 _FUSED = TensorNames(

@@ -5,9 +5,9 @@ Its dynamic NTK and log-n scaling act only when generating beyond the trained le
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import flag, size
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import BIASES
+from msllm.models.families.values import flag, size
 from msllm.models.weight_map import Gated, TensorNames
 
 _NAMES = TensorNames(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import experts, flag, optional_size, size, window
+from msllm.models.families.decoder import experts, window
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import SCALED_ROPE
+from msllm.models.families.values import flag, optional_size, size
 from msllm.models.weight_map import Gated, TensorNames
 
 UNUSED_WINDOW = {"use_sliding_window": False}

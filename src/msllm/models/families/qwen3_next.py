@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from msllm.models.architecture import LinearAttention
-from msllm.models.families.decoder import experts, number, size
+from msllm.models.families.decoder import experts
 from msllm.models.families.family import Config, Family, Fields
+from msllm.models.families.values import names, size, whole
 
 
 def layer_types(config: Config) -> tuple[str, ...]:
     """Kind of each layer, from `layer_types` or from every how many layers attention is full."""
     count = size(config, "num_hidden_layers")
-    interval = int(number(config, "full_attention_interval", 4))
-    given = config.get("layer_types")
+    interval = whole(config, "full_attention_interval", 4)
+    given = names(config, "layer_types")
     if given is None:
         full = [(i + 1) % interval == 0 for i in range(count)]
     else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from msllm.models.families.decoder import flag
 from msllm.models.families.family import Config, Family, Fields
 from msllm.models.families.llama import BIASES, SCALED_ROPE
+from msllm.models.families.values import flag
 from msllm.models.weight_map import TensorNames
 
 
