@@ -56,7 +56,9 @@ def npu_moe_token_permute_with_routing_map(
     need(not drop_and_pad, "dropping is not simulated")
     expert, token = _rows_of(routing_map)
     need(num_out_tokens == token.numel(), f"{num_out_tokens} rows asked for, not {token.numel()}")
-    need(probs is None or probs.dtype == tokens.dtype, "probs of another type than the tokens")
+    wide = probs is not None and (probs.dtype, tokens.dtype) == (torch.float, torch.bfloat16)
+    same = probs is None or probs.dtype == tokens.dtype
+    need(wide or same, "probs of another type than the tokens")
     permuted = tokens.new_empty(0) if probs is None else probs[token, expert]
     # row sorted_indices[t * k + j] is the j-th of token t
     return tokens[token], permuted, torch.argsort(token, stable=True).int()

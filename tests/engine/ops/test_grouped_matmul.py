@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from msllm.engine.ops.grouped_matmul import grouped_matmul
+from msllm.engine.ops.grouped_matmul import add_weight_gradient, grouped_matmul
 
 
 def loop(x, weight, counts, trans_b):
@@ -82,3 +82,17 @@ def test_only_what_is_asked_for_is_differentiated():
 def test_refuses_counts_that_do_not_fit(counts):
     with pytest.raises(ValueError, match="do not fit"):
         grouped_matmul(torch.randn(4, 3), torch.randn(2, 3, 5), torch.tensor(counts))
+
+
+@settings(max_examples=20, deadline=None)
+@given(counts=st.lists(st.integers(0, 6), min_size=1, max_size=5), k=st.integers(1, 5))
+def test_weight_gradient_is_added_to_what_is_there(counts, k):
+    counts = torch.tensor(counts)
+    x = torch.randn(int(counts.sum()), k)
+    weight = torch.randn(len(counts), k, 4, requires_grad=True)
+    out = loop(x, weight, counts, trans_b=False)
+    grad = torch.randn(out.shape)
+    (expected,) = torch.autograd.grad(out, weight, grad.double())
+    sums = torch.ones_like(weight).detach()
+    assert add_weight_gradient(sums, x, grad, counts) is sums
+    torch.testing.assert_close(sums, expected + 1, rtol=1e-5, atol=1e-5)

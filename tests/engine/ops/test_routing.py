@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from msllm.engine.ops.routing import by_scores, sparsemixer
 from msllm.models.architecture import MoE
@@ -89,3 +91,43 @@ def test_experts_are_drawn_in_training():
     near = [(ratio - expected).abs() < 1e-3 for expected in (1 / 3, 1.0, 3.0)]
     assert torch.stack(near).any(0).all()
     torch.testing.assert_close(our_gradient[same], gradient[same], atol=1e-3, rtol=1e-2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    sigmoid=st.booleans(),
+    renormalized=st.booleans(),
+    groups=st.sampled_from([None, (2, 1, 1), (3, 2, 2), (4, 3, 2)]),
+    chosen=st.integers(1, 4),
+    biased=st.booleans(),
+    seed=st.integers(0, 999),
+)
+def test_choices_equal_a_loop_over_tokens(sigmoid, renormalized, groups, chosen, biased, seed):
+    """Groups are (number, kept, experts that a group is judged by)."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(7, EXPERTS, generator=generator, requires_grad=True)
+    bias = torch.randn(EXPERTS, generator=generator) / 4 if biased else None
+    number, kept, judged = groups or (1, 1, 1)
+    moe = MoE(
+        num_experts=EXPERTS,
+        num_experts_per_tok=chosen,
+        intermediate_size=8,
+        score_function="sigmoid" if sigmoid else "softmax",
+        norm_topk_prob=renormalized,
+        num_groups=groups and number,
+        topk_groups=groups and kept,
+        group_best=judged,
+        routed_scaling_factor=1.5,
+    )
+    experts, weights = by_scores(logits, moe, bias)
+    size = EXPERTS // number
+    for token, found, weight in zip(logits.double(), experts, weights, strict=True):
+        scores = 1 / (1 + (-token).exp()) if sigmoid else token.exp() / token.exp().sum()
+        ranked = (scores if bias is None else scores + bias).tolist()
+        worth = [-sum(sorted(ranked[size * g : size * (g + 1)])[-judged:]) for g in range(number)]
+        best = sorted(range(number), key=worth.__getitem__)[:kept]
+        open_to = [e for e in range(EXPERTS) if e // size in best]
+        expected = sorted(open_to, key=lambda e: -ranked[e])[:chosen]
+        assert found.tolist() == expected
+        shares = scores[expected] / (scores[expected].sum() if renormalized else 1)
+        torch.testing.assert_close(weight, 1.5 * shares.float(), rtol=1e-5, atol=1e-6)

@@ -80,6 +80,7 @@ def attention_npu(
     if cu_seqlens is not None:
         ends = _host_ends(cu_seqlens)
         check_packed(q, k, ends)
+        ends = sorted(set(ends[1:]) - {0})  # without sequences that hold nothing
     if (wider := v.shape[3] - q.shape[3]) > 0:
         q, k = F.pad(q, (0, wider)), F.pad(k, (0, wider))
     pre, follow, mode, mask = EVERYTHING, EVERYTHING, 0, None
@@ -98,7 +99,7 @@ def attention_npu(
         sparse_mode=mode,
         pre=pre,
         follow=follow,
-        ends=None if ends is None else (ends[1:], ends[1:]),
+        ends=None if ends is None else (ends, ends),
         sinks=sinks,
     )
     return out.view(q.shape[0], q.shape[1], n, dv)

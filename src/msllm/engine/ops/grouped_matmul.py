@@ -99,7 +99,8 @@ def add_weight_gradient_npu(into: Tensor, x: Tensor, grad: Tensor, counts: Tenso
 
 def _check_counts(x: Tensor, groups: int, counts: Tensor) -> None:
     ascend.require_dtype("grouped matmul", "counts", counts, torch.int64)
-    total = counts.sum().item() if counts.device.type == "cpu" else x.shape[0]
+    readable = counts.device.type == "cpu" and type(counts) is Tensor  # else a wait, or traced
+    total = counts.sum().item() if readable else x.shape[0]
     if counts.shape != (groups,) or total != x.shape[0]:
         raise ValueError(
             f"groups of {total} rows by {tuple(counts.shape)} counts do not fit x "
