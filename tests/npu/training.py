@@ -16,7 +16,7 @@ from msllm.engine.megatron.backend import Batch, MegatronBackend
 from msllm.models.resolve import resolve_model
 from tests.npu.families import ALL
 
-LENGTH, MICRO_BATCHES, STEPS, VOCABULARY = 24, 2, 3, 131
+LENGTH, SEQUENCES, STEPS, VOCABULARY = 24, 2, 3, 131
 
 
 def build(name: str, folder: Path, device: Device, sizes: dict[str, Any]) -> MegatronBackend:
@@ -28,7 +28,7 @@ def build(name: str, folder: Path, device: Device, sizes: dict[str, Any]) -> Meg
         dtype="fp32",
         data={"seq_length": LENGTH},
         layout=sizes,
-        train={"micro_batch": 1, "lr": 1e-3, "eps": 1e-5} | case.run.get("train", {}),
+        train={"lr": 1e-3, "eps": 1e-5} | case.run.get("train", {}),
         moe=case.run.get("moe", {}),
     )
     layout = Layout.from_world(run.layout, int(os.environ.get("WORLD_SIZE", "1")))
@@ -50,20 +50,17 @@ def _evaluated(chunk: torch.nn.Module, _: Any) -> None:
 
 
 def batches(step: int, rank: int = 0, size: int = 1) -> list[Batch]:
-    """The micro-batches of a step, one sequence each, spread over `size` data parallel ranks."""
+    """The one micro-batch of a step: two sequences, spread over `size` data parallel ranks."""
     generator = torch.Generator().manual_seed(step)
-    made = []
-    for _ in range(MICRO_BATCHES):
-        tokens = torch.randint(0, VOCABULARY, (1, LENGTH + 1), generator=generator)
-        made.append(
-            {
-                "tokens": tokens[:, :-1].contiguous(),
-                "labels": tokens[:, 1:].contiguous(),
-                "loss_mask": torch.ones(1, LENGTH),
-                "position_ids": torch.arange(LENGTH)[None],
-            }
-        )
-    return made[rank::size]
+    tokens = torch.randint(0, VOCABULARY, (SEQUENCES, LENGTH + 1), generator=generator)[rank::size]
+    return [
+        {
+            "tokens": tokens[:, :-1].contiguous(),
+            "labels": tokens[:, 1:].contiguous(),
+            "loss_mask": torch.ones(len(tokens), LENGTH),
+            "position_ids": torch.arange(LENGTH).repeat(len(tokens), 1),
+        }
+    ]
 
 
 def gradients(backend: MegatronBackend) -> dict[str, torch.Tensor]:
