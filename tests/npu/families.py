@@ -62,5 +62,7 @@ def expected_operators(name: str) -> set[str]:
     return found
 
 
-TORCHS = frozenset({"npu_gather_backward", "repeat_interleave_backward_int"})
+TORCHS = frozenset(
+    {"npu_gather_backward", "repeat_interleave_backward_int", "npu_format_cast"}
+)
 """What torch_npu calls for torch's own operators."""
