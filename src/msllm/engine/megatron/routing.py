@@ -21,10 +21,7 @@ class Router(TopKRouter):
     config: ModelConfig
 
     def __init__(self, config: ModelConfig, pg_collection: Any = None):
-        # Megatron makes its weight on the host and moves it when it is first used, when the
-        # optimizer has long had it
-        with config.torch_device:
-            super().__init__(config=config, pg_collection=pg_collection)
+        super().__init__(config=config, pg_collection=pg_collection)
         moe = config.architecture.moe
         assert moe is not None
         if not moe.router_bias:  # Megatron gives it one where the experts have biases
