@@ -62,7 +62,5 @@ def expected_operators(name: str) -> set[str]:
     return found
 
 
-TORCHS = frozenset(
-    {"npu_gather_backward", "repeat_interleave_backward_int", "npu_format_cast"}
-)
+TORCHS = frozenset({"npu_gather_backward", "repeat_interleave_backward_int", "npu_format_cast"})
 """What torch_npu calls for torch's own operators."""
