@@ -147,3 +147,18 @@ def repeat_interleave_backward_int(grad, input, repeats, dim=None):
     if dim is None:
         return grad.view(-1, repeats).sum(-1).view_as(input)
     return grad.unflatten(dim, (-1, repeats)).sum(dim % grad.dim() + 1)
+
+
+@reference
+def npu_format_cast(input, acl_format, *, customize_dtype=None, input_dtype=None):
+    return input.clone()  # how a tensor lies in memory is nothing that values tell
+
+
+def aten_matmul_backward(grad, self, other, mask):
+    """torch has this gradient as a kernel of its own on accelerators, and not on the CPU."""
+    grads = gradients(torch.matmul, [self, other], grad)
+    return tuple(g if wanted else None for g, wanted in zip(grads, mask, strict=True))
+
+
+ATEN: dict[str, Callable[..., Any]] = {"matmul_backward": aten_matmul_backward}
+"""aten operators without a kernel on the host."""

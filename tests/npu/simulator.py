@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.npu import attention_references, expert_references  # noqa: F401  (they register)
-from tests.npu.references import REFERENCES
+from tests.npu.references import ATEN, REFERENCES
 
 OWN_CODE = frozenset(("detach", "set_", "resize_", "record_stream", "is_pinned", "_pin_memory"))
 """Operators that touch no values: torch_npu runs them itself, as it does all views."""
@@ -106,6 +106,11 @@ def _defined(form: str) -> bool:
     return torch._C._dispatch_has_kernel(form)
 
 
+def on_device(values: Any) -> bool:
+    """Whether a tensor of the device is among arguments or results."""
+    return any(isinstance(x, Tensor) and x.device.type == "npu" for x in tree_leaves(values))
+
+
 def on_host(tensor: Tensor) -> Tensor:
     """The same bytes as a CPU tensor."""
     storage = tensor.untyped_storage()
@@ -118,15 +123,15 @@ def on_host(tensor: Tensor) -> Tensor:
 
 
 def _kernel(func: Any, namespace: str) -> Callable[..., Any]:
-    if namespace != "npu":
-        return func  # type: ignore[no-any-return]
     name = func._schema.name.split("::")[1]
     key = name if func._overloadname == "default" else f"{name}.{func._overloadname}"
-    if key not in REFERENCES:
+    reference = (REFERENCES if namespace == "npu" else ATEN).get(key)
+    if reference is not None:
+        # In a thread of its own there is neither this mode nor a disabled autograd.
+        return lambda *args, **kwargs: _outside.submit(reference, *args, **kwargs).result()
+    if namespace == "npu":
         raise NotImplementedError(f"no reference for npu::{key}")
-    reference = REFERENCES[key]
-    # In a thread of its own there is neither this mode nor a disabled autograd.
-    return lambda *args, **kwargs: _outside.submit(reference, *args, **kwargs).result()
+    return func  # type: ignore[no-any-return]
 
 
 def _compute(kernel: Callable[..., Any], target: torch.device, args: Any, kwargs: Any) -> Any:

@@ -16,7 +16,7 @@ from tests.engine.megatron.adapt_case import CASES
 from tests.engine.megatron.conftest import HERE, free_port
 
 SOURCES = Path(msllm.__file__).parent
-ONLY_NPU = {"transfer_to_npu"}
+ONLY_NPU = {"transfer_to_npu", "compute_capability"}
 NO_CUDA = "Torch not compiled with CUDA enabled"
 WITHOUT = {
     "eager_functions": "wrapped by torch.compile",

@@ -12,6 +12,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import os
+import re
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -93,6 +95,11 @@ def _eager_functions(device: Device) -> None:
 
 def _transfer_to_npu(device: Device) -> None:
     importlib.import_module("torch_npu.contrib.transfer_to_npu")
+
+
+def _compute_capability(device: Device) -> None:
+    """`torch.distributed.broadcast` compares it with 9, to know whether NCCL sends FP8."""
+    os.environ.setdefault("TORCH_NPU_DEVICE_CAPABILITY", "8.0")
 
 
 class _HostStream:
@@ -211,6 +218,9 @@ def _cuda_methods(device: Device) -> None:
     module.cuda = lambda self, *_, **__: self
 
 
+_SPELLED = re.compile(r"torch\.(npu\.|cuda\.)?")
+
+
 def _tensor_type_names(device: Device) -> None:
     """The optimizers compare `tensor.type()` with the strings `torch.cuda.FloatTensor` & co."""
     tensor: Any = torch.Tensor
@@ -219,7 +229,7 @@ def _tensor_type_names(device: Device) -> None:
     @functools.wraps(plain)
     def type_(self: torch.Tensor, dtype: Any = None, **kwargs: Any) -> Any:
         if dtype is None:
-            return plain(self).replace("torch.", "torch.cuda.", 1)
+            return _SPELLED.sub("torch.cuda.", plain(self), count=1)
         return plain(self, dtype, **kwargs)
 
     tensor.type = type_
@@ -341,6 +351,12 @@ ALL = ("npu", "cuda", "cpu")
 ADAPTATIONS: tuple[Adaptation, ...] = (
     Adaptation("transfer_to_npu", "torch.cuda must mean the NPU", ("npu",), _transfer_to_npu),
     Adaptation(
+        "compute_capability",
+        "a broadcast asks for CUDA's compute capability, and torch_npu has none to tell",
+        ("npu",),
+        _compute_capability,
+    ),
+    Adaptation(
         "eager_functions",
         "decorators start torch's compiler at import and at the first step",
         ALL,
@@ -352,7 +368,7 @@ ADAPTATIONS: tuple[Adaptation, ...] = (
     Adaptation(
         "tensor_type_names",
         "optimizers compare tensor.type() with torch.cuda names",
-        ("cpu",),
+        ("npu", "cpu"),
         _tensor_type_names,
     ),
     Adaptation("rng_tracker", "random state is read from CUDA's generator", ("cpu",), _rng_tracker),

@@ -137,16 +137,17 @@ def build_chunks(config: ModelConfig, layout: Layout, seq_length: int) -> list[L
     last = len(chunks) - 1
     models = []
     for index, layers in enumerate(chunks):
-        models.append(
-            LanguageModel(
-                config,
-                seq_length,
-                layers,
-                pre_process=rank == 0 and index == 0,
-                post_process=rank == layout.pp - 1 and index == last,
-                vp_stage=index if layout.vpp > 1 else None,
+        with config.torch_device:  # Megatron makes some weights wherever torch does by default
+            models.append(
+                LanguageModel(
+                    config,
+                    seq_length,
+                    layers,
+                    pre_process=rank == 0 and index == 0,
+                    post_process=rank == layout.pp - 1 and index == last,
+                    vp_stage=index if layout.vpp > 1 else None,
+                )
             )
-        )
         _mark_experts(models[-1])
     return models
 
