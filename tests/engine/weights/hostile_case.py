@@ -108,6 +108,9 @@ def header_with(folder: Path, **changes: object) -> None:
     (length,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + length])
     first = min(header, key=lambda k: header[k]["data_offsets"] if k != "__metadata__" else [1e9])
-    header[str(changes.pop("name", first))] = header.pop(first) | changes
+    said = header.pop(first)
+    for key, value in changes.items():
+        changes[key] = [float(n) for n in said[key]] if value is float else value
+    header[str(changes.pop("name", first))] = said | changes
     text = json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text)) + text + data[8 + length :])

@@ -208,11 +208,14 @@ def test_what_may_not_be_read(made, capsys, kind, name):
         path = getattr(folders, kind) / name
         if not path.exists():
             path.write_text("{}")
+        for each in root.rglob("*"):
+            each.chmod(0o777)
         path.chmod(0)
-        os.chmod(root / "made", 0o777)
         os.seteuid(65534)
         command = reading(folders, kind)[2 if kind == "checkpoint" else -1]
-        assert "may not read" in refused(capsys, *command)
+        said = refused(capsys, *command)
+        assert "may not read" in said
+        assert path.name in said
     finally:
         os.seteuid(0)
         shutil.rmtree(root)

@@ -179,4 +179,4 @@ def test_an_index_that_lies(copy):
     change_index(folder, lambda m: m.update({"lm_head.weight": first}))
     assert f"lm_head.weight is not in {first}" in problems(folder)
     (folder / "model.safetensors.index.json").write_text("{")
-    assert "the index can't be read" in problems(folder)
+    assert "not valid JSON" in problems(folder)
