@@ -84,6 +84,11 @@ COMMANDS: dict[str, Entry] = {
         "plan",
         "Plan a run: memory, traffic and speed by layout, without devices.",
     ),
+    "doctor": Entry(
+        "msllm.cli.doctor",
+        "doctor",
+        "Tell whether this machine is fit to train, and what would mend it.",
+    ),
     "generate": Entry(
         "msllm.cli.generate",
         "generate",
