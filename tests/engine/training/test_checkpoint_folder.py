@@ -122,7 +122,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], Any], str]] = {
     "foreign manifest": (lambda f: (f / MANIFEST).write_text('{"step": -1}'), "damaged"),
     "manifest a folder": (
         lambda f: ((f / MANIFEST).unlink(), (f / MANIFEST).mkdir()),
-        "can't be read",
+        "no regular file",
     ),
     "newer format": (
         lambda f: (f / MANIFEST).write_text('{"format": 99, "step": 2}'),

@@ -91,7 +91,8 @@ def refuse_taken(out: Path) -> None:
 def refuse_unfinished(folder: Path) -> None:
     """Raise if a folder is the output, or a part of it, of a conversion that is not done."""
     path = folder.expanduser().absolute()
-    if any((near / RECORDS / WORK).exists() for near in (path, *path.parents[:2])):
+    # os.path: where one may not look, others say so
+    if any(os.path.exists(near / RECORDS / WORK) for near in (path, *path.parents[:2])):
         hint = "give the command again that was interrupted: it goes on"
         raise InputError("it is what an unfinished conversion has so far", str(folder), hint)
 
