@@ -71,3 +71,9 @@ def closest(name: str, choices: list[str], n: int = 3) -> list[str]:
     by_lower = {c.lower(): c for c in choices}
     found = difflib.get_close_matches(name.lower(), list(by_lower), n=n, cutoff=0.0)
     return [by_lower[f] for f in found]
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says in its first line; its kind where it says nothing."""
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

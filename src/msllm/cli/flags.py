@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
@@ -39,6 +40,12 @@ class Flag:
 
 
 RUN, PARALLEL, DATA, TRAIN, SAVE = "Run", "Parallelism", "Data", "Training", "Saving and logging"
+
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="YAML file of settings", rich_help_panel=RUN),
+]
+"""`--config`, of the commands that have these flags."""
 
 FLAGS = (
     Flag("--model", "model", RUN),

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from msllm.cli.flags import RUN, settings_of, with_flags
+from msllm.cli.flags import RUN, ConfigFile, settings_of, with_flags
 from msllm.errors import InputError, Problem
 
 if TYPE_CHECKING:
@@ -36,10 +35,7 @@ FILLED = ("recipe", "derived", "default")
 @with_flags
 def plan(
     *,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="YAML file of settings", rich_help_panel=RUN),
-    ] = None,
+    config: ConfigFile = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option(
@@ -75,8 +71,8 @@ def plan(
     resolved = settings.resolve(
         settings_of(flags), assignments or [], config, recipe.fill(lambda _: device.kind)
     )
-    architecture = _checked(resolved, device, imbalance, format_)
     searched = not any(_given(resolved, f"layout.{name}") for name in PARALLEL_SIZES)
+    architecture = _checked(resolved, device, searched, imbalance, format_)
     from msllm.engine.planning.ranking import AT_ONCE
     from msllm.engine.planning.tracer import Tracers
 
@@ -86,13 +82,12 @@ def plan(
 
 
 def _checked(
-    resolved: Resolved, device: DeviceModel, imbalance: float, format_: str
+    resolved: Resolved, device: DeviceModel, searched: bool, imbalance: float, format_: str
 ) -> Architecture:
     """Refuse what training would refuse, and what is no plan."""
     from msllm.engine import preflight
 
     run = resolved.config
-    searched = not any(_given(resolved, f"layout.{name}") for name in PARALLEL_SIZES)
     architecture, found = preflight.check_shape(run, device.kind)
     if searched:  # then the sizes are not the user's, and others are tried
         found = list(preflight.check_model(run, architecture)) if architecture else found

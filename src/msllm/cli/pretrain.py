@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from msllm.cli.flags import RUN, settings_of, with_flags
+from msllm.cli.flags import RUN, ConfigFile, settings_of, with_flags
 from msllm.errors import InputError
 
 if TYPE_CHECKING:
@@ -37,10 +37,7 @@ WORKER = "msllm.engine.training.worker"
 @with_flags
 def pretrain(
     *,
-    config: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="YAML file of settings", rich_help_panel=RUN),
-    ] = None,
+    config: ConfigFile = None,
     assignments: Annotated[
         list[str] | None,
         typer.Option(

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from msllm.engine import host_memory
-from msllm.errors import InputError, Problem
+from msllm.errors import InputError, Problem, first_line
 
 if TYPE_CHECKING:
     import torch
@@ -303,7 +303,7 @@ def _probe_npu() -> Problem | None:
         importlib.import_module("torch_npu")
     except Exception as error:  # a missing library raises ImportError, OSError or RuntimeError
         return Problem(
-            f"torch_npu is installed but does not load: {_first_line(error)}",
+            f"torch_npu is installed but does not load: {first_line(error)}",
             where,
             _loading_hint(error),
         )
@@ -365,11 +365,6 @@ def _installed(module: str) -> bool:
         return importlib.util.find_spec(module) is not None
     except ValueError:  # a module put into sys.modules by hand has no spec
         return True
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _cpu_name() -> str:

@@ -9,9 +9,14 @@ from pathlib import Path
 from msllm.errors import Problem
 
 
+def existing_parent(path: Path) -> Path:
+    """The nearest of the folders around `path` that is there."""
+    return next(folder for folder in path.expanduser().absolute().parents if folder.exists())
+
+
 def check_parent(path: Path, where: str) -> list[Problem]:
     """List what keeps `path`, which does not exist yet, from being made; `where` is its flag."""
-    parent = next(folder for folder in path.expanduser().absolute().parents if folder.exists())
+    parent = existing_parent(path)
     if not parent.is_dir():
         return [Problem(f"{parent} is a file", where, "name another folder")]
     if not os.access(parent, os.W_OK | os.X_OK):

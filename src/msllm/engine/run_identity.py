@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from msllm.config import DataConfig, RunConfig, read_run
 from msllm.engine.output_path import check_parent
 from msllm.engine.training.run_folder import RunFolder
-from msllm.errors import InputError, Problem
+from msllm.errors import InputError, Problem, first_line
 from msllm.models.resolve import resolve_model
 
 FREE_SECTIONS = {"launch", "log"}
@@ -58,8 +58,8 @@ def check_folder(config: RunConfig) -> list[Problem]:
     try:
         earlier = read_run(folder.config)
     except (OSError, ValidationError, yaml.YAMLError) as error:
-        first = str(error).splitlines()[0]
-        return [Problem(f"cannot read it: {first}", str(folder.config), "name another folder")]
+        said = f"cannot read it: {first_line(error)}"
+        return [Problem(said, str(folder.config), "name another folder")]
     if problems := folder.check_live(where):
         return problems
     config, problems = _with_final_sources(config, earlier.data, where)

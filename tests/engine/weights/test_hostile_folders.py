@@ -22,23 +22,9 @@ from tests.engine.weights.hostile_case import (
     convert,
     header_with,
     refused,
-    write_all,
 )
 
 EMBEDDING = "embedding.word_embeddings.weight"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Folders:
-    return write_all(tmp_path_factory.mktemp("made"))
-
-
-@pytest.fixture
-def copies(made, tmp_path) -> Folders:
-    """Copies to be damaged."""
-    for folder in astuple(made):
-        shutil.copytree(folder, tmp_path / folder.name)
-    return Folders(*(tmp_path / folder.name for folder in astuple(made)))
 
 
 def reading(copies: Folders, kind: str) -> list[tuple[object, ...]]:

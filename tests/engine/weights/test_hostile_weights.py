@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import shutil
 import struct
-from dataclasses import astuple
 from pathlib import Path
 
 import pytest
@@ -15,31 +13,16 @@ from safetensors.torch import load_file
 
 from msllm.engine.weights.tiling import tiles
 from tests.engine.weights.hostile_case import (
-    Folders,
     change_index,
     change_rank,
     convert,
     header_with,
     refused,
     tensors,
-    write_all,
     write_hf,
 )
 
 EMBEDDING = "embedding.word_embeddings.weight"
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory) -> Folders:
-    return write_all(tmp_path_factory.mktemp("made"))
-
-
-@pytest.fixture
-def copies(made, tmp_path) -> Folders:
-    """Copies to be damaged."""
-    for folder in astuple(made):
-        shutil.copytree(folder, tmp_path / folder.name)
-    return Folders(*(tmp_path / folder.name for folder in astuple(made)))
 
 
 def from_checkpoint(folder: Path) -> list[tuple[object, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msllm.engine.device import Device, Kind, device_count, probe
+from msllm.engine.device import KINDS, Device, device_count, probe
 from msllm.engine.doctor.finding import Finding, Verdict
 
 GIB = 2**30
@@ -15,8 +15,7 @@ BUSY = 0.1
 def findings() -> Iterator[Finding]:
     """List devices; a machine without any is told what is still possible."""
     accelerated = False
-    kinds: tuple[Kind, ...] = ("npu", "cuda")
-    for kind in kinds:
+    for kind in (kind for kind in KINDS if kind != "cpu"):
         problem = probe(kind)
         if problem is not None:
             yield Finding(kind, Verdict.NOTE, problem.problem, problem.hint)

@@ -16,7 +16,6 @@ class Rule:
     name: str
     hurts: Callable[[str], bool]
     why: str
-    verdict: Verdict = Verdict.WARNING
 
 
 def _is(*values: str) -> Callable[[str], bool]:
@@ -54,7 +53,7 @@ def findings(env: Mapping[str, str]) -> Iterator[Finding]:
     hurting = [rule for rule in RULES if rule.name in env and rule.hurts(env[rule.name])]
     for rule in hurting:
         mend = f"{rule.why}; `unset {rule.name}`"
-        yield Finding(rule.name, rule.verdict, repr(env[rule.name]), mend)
+        yield Finding(rule.name, Verdict.WARNING, repr(env[rule.name]), mend)
     told = {rule.name for rule in hurting}
     for name, (value, why) in Device("npu").environment().items():
         if name in env and env[name] != value and name not in told:

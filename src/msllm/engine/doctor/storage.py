@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from msllm.engine.doctor.finding import Finding, Verdict
+from msllm.engine.output_path import check_parent, existing_parent
 
 GIB = 2**30
 SHARED = ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cephfs", "ceph", "cifs", "fuse", "dpc", "9p")
@@ -23,11 +23,10 @@ def findings(out: Path, others: int) -> Iterator[Finding]:
         out: Where runs will be written; it need not be there yet.
         others: How many other nodes the job has.
     """
-    folder = _existing(out)
-    about = f"disk of {out}"
-    if not os.access(folder, os.W_OK):
+    folder, about = existing_parent(out / "run"), f"disk of {out}"
+    for problem in check_parent(out / "run", "--out"):
         mend = "choose a folder that you may write to (--out)"
-        yield Finding(about, Verdict.FAULT, f"you may not write to {folder}", mend)
+        yield Finding(about, Verdict.FAULT, problem.problem, mend)
     free = shutil.disk_usage(folder).free
     said = f"{free / GIB:,.0f} GiB free"
     if free < LEAST_FREE:
@@ -48,11 +47,6 @@ def findings(out: Path, others: int) -> Iterator[Finding]:
         mend = "start the container with --shm-size=16g or --ipc=host" if bad else ""
         verdict = Verdict.WARNING if bad else Verdict.OK
         yield Finding("shared memory", verdict, f"{room / GIB:.1f} GiB free in {MEMORY}", mend)
-
-
-def _existing(path: Path) -> Path:
-    path = path.expanduser().absolute()
-    return next(folder for folder in (path, *path.parents) if folder.is_dir())
 
 
 def file_system(folder: Path, mounts: Path = Path("/proc/mounts")) -> str | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msllm.engine.hub.repository import CONNECTIONS, RemoteFile, Repository
-from msllm.errors import InputError, MsllmError, RunError
+from msllm.errors import InputError, MsllmError, RunError, first_line
 
 TOKEN_HINT = "set MODELSCOPE_API_TOKEN to a token that may read it"
 
@@ -102,7 +102,7 @@ class ModelScope:
         if isinstance(error, errors.FileIntegrityError):
             problem = f"a file arrived damaged: {error}"
         elif isinstance(error, errors.HubError | OSError):
-            problem = f"the download failed: {str(error).splitlines()[0]}"
+            problem = f"the download failed: {first_line(error)}"
         else:
             raise error
         hint = "run the same command again: it goes on from what has come. --source hf is another"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msllm.config import LayoutConfig, RunConfig
 from msllm.engine.layout import Layout, divides
 from msllm.engine.planning import memory, timing
+from msllm.engine.planning.sizes import divisors
 from msllm.engine.preflight import sizes_problems
 from msllm.models import counts
 from msllm.models.architecture import Architecture
@@ -81,9 +82,9 @@ def candidates(
     """
     world, npus = run.launch.world_size, run.launch.npus
     experts = architecture.moe.num_experts if architecture.moe else 1
-    for tp in _divisors(npus, npus):
-        for pp in _divisors(world // tp, architecture.num_layers):
-            for ep in _divisors(world // pp, experts):
+    for tp in divisors(npus, npus):
+        for pp in divisors(world // tp, architecture.num_layers):
+            for ep in divisors(world // pp, experts):
                 for vpp in (1, 2) if pp > 1 else (1,):
                     for recompute in recomputes:
                         tried = with_sizes(run, recompute, tp=tp, pp=pp, ep=ep, vpp=vpp)
@@ -123,10 +124,6 @@ def devices_needed(run: RunConfig, architecture: Architecture, device: DeviceMod
         if any(each.total <= device.memory for each in found):
             return nodes * run.launch.npus
     return None
-
-
-def _divisors(number: int, largest: int) -> list[int]:
-    return [d for d in range(1, min(number, largest) + 1) if number % d == 0]
 
 
 def _seconds(

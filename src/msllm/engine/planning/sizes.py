@@ -46,13 +46,18 @@ def suggest_sizes(
     return best[1] if best else {}
 
 
+def divisors(number: int, largest: int) -> list[int]:
+    """Those of `number` up to `largest`, rising."""
+    return [d for d in range(1, min(number, largest) + 1) if number % d == 0]
+
+
 def _candidates(run: RunConfig, fixed: set[str]) -> Iterator[dict[str, int]]:
     """List sizes from the least model parallelism to the most."""
     npus, world = run.launch.npus, run.launch.world_size
     ranges = {
-        "tp": [d for d in range(1, npus + 1) if npus % d == 0],
-        "pp": [d for d in range(1, world + 1) if world % d == 0],
-        "ep": [d for d in range(1, world + 1) if world % d == 0],
+        "tp": divisors(npus, npus),
+        "pp": divisors(world, world),
+        "ep": divisors(world, world),
     }
     for name in fixed & set(ranges):
         ranges[name] = [getattr(run.layout, name)]

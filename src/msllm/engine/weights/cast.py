@@ -174,10 +174,7 @@ class _Published:
             writer.write(run, new)
 
     def open(self, partial: PartialFolder, parts: list[Part]) -> None:
-        folder, planned, most = partial.path, self._planned, self._shard_bytes
-        size = sum(part.size for part in parts)
-        partial.prepare(size, lambda: PublishedWriter(folder, planned, most))
-        self._writer = PublishedWriter(folder, planned, most, fill=True)
+        self._writer = PublishedWriter.within(partial, self._planned, self._shard_bytes)
 
     def finish(self, folder: Path, _: list[Any]) -> None:
         for file in self._beside:

@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from msllm.errors import InputError
+from msllm.errors import InputError, first_line
 from msllm.models.plain_file import open_file
 
 CHECKPOINT = "torch.distributed.checkpoint"
@@ -63,8 +63,7 @@ def read_index(path: Path) -> Metadata:
     except InputError:
         raise
     except Exception as error:  # a pickle, damaged in whatever way
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise ValueError(lines[0]) from error
+        raise ValueError(first_line(error)) from error
     if not isinstance(found, Metadata):
         raise ValueError("it is no index of a checkpoint")
     _check(found)

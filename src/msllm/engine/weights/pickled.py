@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from msllm.engine.weights import transform
 from msllm.engine.weights.published import Entry, add, read_index
-from msllm.errors import InputError, Problem
+from msllm.errors import InputError, Problem, first_line
 from msllm.models.plain_file import open_file, unreadable
 from msllm.models.weight_map import Run
 
@@ -144,8 +144,7 @@ def refusal(file: Path, error: Exception) -> InputError:
         return InputError(what, str(file), hint)
     if isinstance(error, pickle.UnpicklingError):
         return InputError("damaged: it is no pickle of tensors", str(file), "download it again")
-    lines = said.splitlines() or [type(error).__name__]
-    return InputError(f"damaged: {lines[0]}", str(file), "download it again")
+    return InputError(f"damaged: {first_line(error)}", str(file), "download it again")
 
 
 def _type(tensor: Tensor) -> str:

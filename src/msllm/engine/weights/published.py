@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msllm.errors import InputError, Problem
+from msllm.errors import InputError, Problem, first_line
 from msllm.models.plain_file import open_file, parse_json, read_json, unreadable
 from msllm.models.weight_map import Run
 
@@ -251,6 +251,4 @@ def _read_header(file: Path) -> Iterator[tuple[str, Entry]]:
     except OSError as error:
         raise unreadable(file, error) from error
     except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise InputError(
-            f"damaged: {str(error).splitlines()[0]}", str(file), "download it again"
-        ) from error
+        raise InputError(f"damaged: {first_line(error)}", str(file), "download it again") from error

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from msllm.engine.weights import transform
+from msllm.engine.weights.partial import PartialFolder
 from msllm.engine.weights.published import INDEX, SINGLE, TORCH_NAMES
 from msllm.models.weight_map import Run
 
@@ -79,6 +80,19 @@ class PublishedWriter:
             total = sum(tensor.size for tensor in tensors.values())
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(listed.items()))}
             (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
+
+    @classmethod
+    def within(
+        cls, partial: PartialFolder, tensors: Mapping[str, Planned], shard_bytes: int
+    ) -> PublishedWriter:
+        """Make the files of a conversion, or go on in those that an interrupted run has made.
+
+        Raises:
+            InputError: The disk can't hold them.
+        """
+        size = sum(tensor.size for tensor in tensors.values())
+        partial.prepare(size, lambda: cls(partial.path, tensors, shard_bytes))
+        return cls(partial.path, tensors, shard_bytes, fill=True)
 
     def _make(self, path: Path, names: list[str]) -> None:
         """Write a file's header and have the system reserve the room behind it."""

@@ -153,10 +153,7 @@ class _Export:
 
     def open(self, partial: PartialFolder, shard_bytes: int) -> None:
         """Make the files, or go on in those that an interrupted run has made."""
-        folder, planned = partial.path, self.planned
-        size = sum(tensor.size for tensor in planned.values())
-        partial.prepare(size, lambda: PublishedWriter(folder, planned, shard_bytes))
-        self._writer = PublishedWriter(folder, planned, shard_bytes, fill=True)
+        self._writer = PublishedWriter.within(partial, self.planned, shard_bytes)
 
     def parts(self) -> list[Part]:
         """Spread all pieces over parts of the work."""

@@ -32,7 +32,7 @@ from torch.serialization import set_crc32_options
 
 from msllm.engine.weights.index_file import read_index
 from msllm.engine.weights.tiling import Box, tiles
-from msllm.errors import InputError, Problem
+from msllm.errors import InputError, Problem, first_line
 from msllm.models.plain_file import open_file
 
 KIND = {
@@ -280,7 +280,6 @@ class StoredWeights:
         except InputError:
             raise
         except Exception as error:
-            lines = str(error).splitlines() or [type(error).__name__]
             hint = "copy or save the checkpoint again"
-            raise InputError(f"damaged: {lines[0]}", str(path), hint) from error
+            raise InputError(f"damaged: {first_line(error)}", str(path), hint) from error
         return values
